@@ -1,0 +1,1 @@
+"""Stage 3: tool pools, generation, scoring and the report on BFCL."""

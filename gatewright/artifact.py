@@ -1,0 +1,274 @@
+"""Folders that stages exchange: complete or absent, and traceable to their parents.
+
+A finished folder holds `manifest.json`.  It is written last, inside a temporary sibling
+folder that is then renamed, so a reader sees either nothing or everything.  A folder that
+must live at its final path while it grows (a training run) has no manifest until it is
+finished; readers refuse it in the same way.
+
+The manifest records what the folder is (`kind`), the resolved configuration, the seed, the
+command, package versions, the git revision, a SHA-256 of every file, one `content_hash`
+over all of them, and each parent's path and content hash.  Any figure in a report can thus
+be followed back to data, recipe and revision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gatewright.errors import UserError
+
+MANIFEST = "manifest.json"
+_VERSIONED = (
+    "torch",
+    "megatron-core",
+    "transformers",
+    "tokenizers",
+    "deepspeed",
+    "bfcl-eval",
+    "rank-bm25",
+    "numpy",
+)
+
+
+def sha256_file(path: Path) -> str:
+    """Return the hex SHA-256 of a file's bytes, read in a stream."""
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _jsonable(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _jsonable(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _jsonable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_jsonable(v) for v in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+    path = Path(path)
+    fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as f:
+            json.dump(_jsonable(value), f, indent=2, ensure_ascii=False)
+            f.write("\n")
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(tmp, 0o644)
+        os.replace(tmp, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(tmp)
+        raise
+
+
+def git_revision() -> str | None:
+    """Return the revision of the checkout this package runs from, `+dirty` when edited."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        rev = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
+        dirty = subprocess.run(
+            ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return rev + ("+dirty" if dirty else "")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the engines that are installed."""
+    found = {"python": platform.python_version()}
+    for name in _VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _file_table(folder: Path) -> dict[str, dict[str, Any]]:
+    table: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.rglob("*")):
+        rel = path.relative_to(folder).as_posix()
+        if rel == MANIFEST or not path.is_file():
+            continue
+        table[rel] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    return table
+
+
+def _content_hash(files: Mapping[str, Mapping[str, Any]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        digest.update(f"{name}\0{files[name]['sha256']}\n".encode())
+    return digest.hexdigest()
+
+
+def content_hash(path: Path) -> str:
+    """Return one hash over a file, or over all files of a folder.
+
+    A folder with a manifest answers from it; a foreign folder or a plain file is hashed.
+
+    Raises:
+        UserError: nothing exists at `path`.
+    """
+    path = Path(path)
+    if path.is_file():
+        return sha256_file(path)
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or folder")
+    manifest = path / MANIFEST
+    if manifest.is_file():
+        with contextlib.suppress(json.JSONDecodeError, KeyError):
+            return str(json.loads(manifest.read_text())["content_hash"])
+    return _content_hash(_file_table(path))
+
+
+def finish(
+    folder: Path,
+    *,
+    kind: str,
+    config: Any = None,
+    parents: Mapping[str, Path] | None = None,
+    seed: int | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Hash everything in `folder` and write its manifest: from now on it is finished.
+
+    Args:
+        kind: what the folder is, for example `tokenizer`, `corpus`, `hf-model`, `pools`.
+        config: resolved configuration (dataclass or mapping).
+        parents: name -> path of every input; each is recorded with its content hash.
+        seed: the seed that fixes the folder's randomness, if any.
+        extra: facts worth keeping beside the above (counts, gate edits, ...).
+    """
+    folder = Path(folder)
+    files = _file_table(folder)
+    manifest = {
+        "kind": kind,
+        "content_hash": _content_hash(files),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "git_revision": git_revision(),
+        "versions": versions(),
+        "seed": seed,
+        "config": _jsonable(config),
+        "parents": {
+            name: {"path": str(p), "content_hash": content_hash(Path(p))}
+            for name, p in (parents or {}).items()
+        },
+        "extra": _jsonable(dict(extra or {})),
+        "files": files,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+@contextlib.contextmanager
+def create(
+    out: Path,
+    *,
+    kind: str,
+    config: Any = None,
+    parents: Mapping[str, Path] | None = None,
+    seed: int | None = None,
+    extra: dict[str, Any] | None = None,
+) -> Iterator[Path]:
+    """Yield a temporary folder that becomes `out`, manifest included, when the block ends.
+
+    If the block raises (or the process dies) nothing appears at `out`.  `extra` may be
+    filled inside the block; it is written with the manifest.
+
+    Raises:
+        UserError: `out` already exists (remove it or choose another), or its parent folder
+            cannot be written.
+    """
+    out = Path(out)
+    if out.exists():
+        state = "is already finished" if (out / MANIFEST).is_file() else "exists"
+        raise UserError(f"--out {out} {state}: remove it or choose another folder")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        tmp = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.partial-"))
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot create it ({e.strerror})") from e
+    os.chmod(tmp, 0o755)
+    try:
+        yield tmp
+        finish(tmp, kind=kind, config=config, parents=parents, seed=seed, extra=extra)
+        os.rename(tmp, out)
+    except BaseException:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise
+
+
+def read_manifest(folder: Path, kind: str | None = None, flag: str | None = None) -> dict[str, Any]:
+    """Return the manifest of a finished folder.
+
+    Args:
+        kind: refuse a folder of any other kind.
+        flag: the command-line flag that named the folder, for the error message.
+
+    Raises:
+        UserError: the folder is missing, unfinished (no manifest), damaged, or of another kind.
+    """
+    folder = Path(folder)
+    named = f"{flag} {folder}" if flag else str(folder)
+    if not folder.is_dir():
+        raise UserError(f"{named}: no such folder")
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(
+            f"{named}: has no {MANIFEST}, so it is unfinished or was not made by gatewright; "
+            "run the stage that makes it again"
+        )
+    try:
+        manifest = json.loads(path.read_text())
+        found = manifest["kind"]
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
+        raise UserError(f"{path}: is damaged ({type(e).__name__}); make the folder again") from e
+    if kind is not None and found != kind:
+        raise UserError(f"{named}: holds a {found}, but a {kind} is needed here")
+    return dict(manifest)
+
+
+def verify(folder: Path) -> None:
+    """Check every file of a finished folder against its manifest.
+
+    Raises:
+        UserError: a file is missing or its bytes changed since the folder was finished.
+    """
+    manifest = read_manifest(folder)
+    for name, entry in manifest["files"].items():
+        path = Path(folder) / name
+        if not path.is_file():
+            raise UserError(f"{path}: is missing although {MANIFEST} lists it; make it again")
+        if sha256_file(path) != entry["sha256"]:
+            raise UserError(f"{path}: differs from what {MANIFEST} recorded; make it again")

@@ -1,0 +1,1 @@
+"""Stage 1: corpus to .bin/.idx, then pretraining with Megatron-Core."""

@@ -1,0 +1,1 @@
+"""One pipeline file, run on this machine or as Slurm jobs."""

@@ -1,0 +1,1 @@
+"""The controlled experiments that explain what gates do."""

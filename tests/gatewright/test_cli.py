@@ -1,0 +1,89 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import tyro
+
+from gatewright import cli
+from gatewright.config import Recipes, split_recipe
+from gatewright.errors import UserError
+
+
+@dataclasses.dataclass
+class Train:
+    steps: int = 10
+    """Steps to run."""
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps <= 0:
+            raise UserError(f"--train.steps {self.steps}: give a positive number")
+
+
+@dataclasses.dataclass
+class Args:
+    ckpt: tyro.conf.Positional[Path]
+    data: Path
+    """Folder of the corpus."""
+    train: Train = dataclasses.field(default_factory=Train)
+
+
+def parse(*argv: str) -> Args:
+    return cli.parse(Args, argv, prog="python -m demo")
+
+
+def test_dotted_flags_and_switches() -> None:
+    args = parse("ckpt", "--data", "d", "--train.steps=3", "--train.fast")
+    assert args == Args(Path("ckpt"), Path("d"), Train(3, True))
+    assert not parse("ckpt", "--data", "d", "--train.no-fast").train.fast
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ["c", "--data", "d", "--train.stpes", "3"],
+            "unknown flag --train.stpes .*'--train.steps'",
+        ),
+        (["c", "--train.steps", "3"], "missing from .*--data"),
+        (["c", "--data", "d", "--train.steps", "x"], "--train.steps: .*'x'"),
+        (["c", "--data", "d", "extra"], "unexpected argument 'extra'"),
+        (["c", "--data", "d", "--train.steps", "0"], "--train.steps 0: give a positive"),
+        (["c", "--data"], "--data"),
+    ],
+)
+def test_mistakes_are_one_line(argv: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        parse(*argv)
+    assert "\n" not in str(error.value)
+
+
+def test_run_turns_user_errors_into_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.run(lambda args: None, Args, prog="python -m demo", argv=["c", "--dta", "d"])
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: unknown flag --dta (did you mean '--data'?)")
+    assert err.count("\n") == 1
+
+
+def test_help_teaches_and_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.run(lambda args: None, Args, prog="python -m demo", argv=["--help"])
+    assert stop.value.code == 0
+    assert "Folder of the corpus." in capsys.readouterr().out
+
+
+def test_recipes_suggest_the_nearest_name() -> None:
+    recipes: Recipes[Train] = Recipes("demo")
+
+    @recipes.register
+    def mamba2_debug_cpu() -> Train:
+        """Tiny."""
+        return Train(2)
+
+    assert recipes.get("mamba2_debug_cpu").steps == 2
+    with pytest.raises(UserError, match="did you mean 'mamba2_debug_cpu'"):
+        recipes.get("mamba_debug_cpu")
+    with pytest.raises(UserError, match="name a recipe first"):
+        split_recipe(["--train.steps", "3"], recipes, "python -m demo")

@@ -1,0 +1,33 @@
+import pytest
+
+from gatewright.errors import UserError
+from gatewright.models import ModelConfig, from_hf_config, hf_config
+
+SMALL = [
+    ModelConfig("mamba2", 1000, 64, 2, d_state=16, head_dim=16),
+    ModelConfig("mamba2", 1000, 64, 3, d_state=16, head_dim=16, ngroups=2, tie_embeddings=True),
+    ModelConfig("llama", 1000, 64, 2, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96),
+    ModelConfig(
+        "llama", 1000, 64, 2, n_heads=4, n_kv_heads=4, head_dim=8, ffn_dim=96, tie_embeddings=True
+    ),
+]
+
+
+@pytest.mark.parametrize("config", SMALL, ids=lambda c: f"{c.family}-{c.parameters()}")
+def test_parameter_formula_equals_the_real_model(config: ModelConfig) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(hf_config(config))
+    assert sum(p.numel() for p in model.parameters()) == config.parameters()
+
+
+@pytest.mark.parametrize("config", SMALL, ids=lambda c: f"{c.family}-{c.parameters()}")
+def test_hf_config_round_trip(config: ModelConfig) -> None:
+    assert from_hf_config(hf_config(config), "test") == config
+
+
+def test_misfits_name_the_field() -> None:
+    with pytest.raises(UserError, match=r"model\.head_dim 48"):
+        ModelConfig("mamba2", 1000, 64, 2, head_dim=48)
+    with pytest.raises(UserError, match=r"model\.n_kv_heads 3"):
+        ModelConfig("llama", 1000, 64, 2, n_heads=4, n_kv_heads=3, head_dim=16, ffn_dim=96)

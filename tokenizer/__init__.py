@@ -1,0 +1,1 @@
+"""Stage 0: train a tokenizer on a corpus, or adopt an existing one."""

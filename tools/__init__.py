@@ -1,0 +1,1 @@
+"""Programs on checkpoints and machines: convert, scale_gates, show_gates, bench, doctor."""

@@ -31,10 +31,15 @@ T = TypeVar("T")
 
 def _flags(cls: type, prefix: str = "") -> Iterable[str]:
     """Yield the long flags that tyro makes of a dataclass, nested ones dotted."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     for field in dataclasses.fields(cls):
-        name = prefix + field.name.replace("_", "-")
+        name = prefix + field.name.rstrip("_").replace("_", "-")  # from_ is --from
         hint = hints[field.name]
+        if typing.get_origin(hint) is typing.Annotated:
+            for marker in hint.__metadata__:  # tyro.conf.arg(name=...) renames the flag
+                renamed = getattr(marker, "name", None)
+                name = prefix + renamed if isinstance(renamed, str) else name
+            hint = hint.__origin__
         if dataclasses.is_dataclass(hint):
             yield from _flags(typing.cast(type, hint), name + ".")
         else:

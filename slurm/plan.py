@@ -1,0 +1,222 @@
+"""What of a pipeline is finished, what must run, and why: the same for both executors.
+
+A task is finished when every folder it writes has a manifest, and the record of the run that
+wrote them has the fingerprint the task has now: its command, its parents' content hashes, and
+the files outside the run that it names.  Records lie in `RUN/pipeline/tasks/`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import glob
+import hashlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from gatewright import artifact
+from gatewright.errors import UserError
+from slurm.spec import Pipeline, Task
+
+RECORDS = "pipeline"
+"""Folder of a run in which the executors keep their own files."""
+
+
+@dataclasses.dataclass
+class Record:
+    """What is known about the last run of a task; written before it starts and after it ends."""
+
+    task: str
+    state: str
+    """running, done, failed, stopped."""
+    fingerprint: dict[str, Any]
+    command: list[str]
+    log: str
+    started: float
+    """Seconds since the epoch."""
+    seconds: float = 0.0
+    """Spent over all attempts at this fingerprint."""
+    exit_code: int | None = None
+    peak_memory_bytes: int = 0
+    attempts: int = 1
+    outs: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Output folder -> content hash."""
+
+
+def record_path(run: Path, task: Task) -> Path:
+    return run / RECORDS / "tasks" / f"{task.slug}.json"
+
+
+def log_path(run: Path, task: Task) -> Path:
+    return run / RECORDS / "logs" / f"{task.slug}.log"
+
+
+def read_record(run: Path, task: Task) -> Record | None:
+    """Return a task's record, or None if it never ran (or the record is damaged)."""
+    with contextlib.suppress(FileNotFoundError, json.JSONDecodeError, TypeError):
+        return Record(**json.loads(record_path(run, task).read_text()))
+    return None
+
+
+def write_record(run: Path, task: Task, record: Record) -> None:
+    path = record_path(run, task)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    artifact.write_json(path, record)
+
+
+def has_manifests(run: Path, task: Task) -> bool:
+    return all((out / artifact.MANIFEST).is_file() for out in task.out_paths(run))
+
+
+def out_hashes(run: Path, task: Task) -> dict[str, str]:
+    return {out: artifact.content_hash(run / out) for out in task.outs}
+
+
+def fingerprint_inputs(task: Task) -> dict[str, str]:
+    """Return path -> identity of every file outside the run that a task names.
+
+    A folder with a manifest answers with its content hash.  Other files answer with size and
+    time of change: hashing terabytes of corpus on each start would cost more than the work.
+
+    Raises:
+        UserError: a name or pattern that matches nothing.
+    """
+    found: dict[str, str] = {}
+    for pattern in task.inputs:
+        expanded = os.path.expanduser(pattern)
+        paths = sorted(glob.glob(expanded, recursive=True))
+        if not paths:
+            raise UserError(f"step {task.step.name!r}: inputs: {pattern!r} matches no file")
+        for name in paths:
+            path = Path(name)
+            if path.is_dir() and (path / artifact.MANIFEST).is_file():
+                found[name] = artifact.content_hash(path)
+                continue
+            files = sorted(path.rglob("*")) if path.is_dir() else [path]
+            digest = hashlib.sha256()
+            for file in files:
+                if file.is_file():
+                    stat = file.stat()
+                    line = f"{file.relative_to(path)}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+                    digest.update(line.encode())
+            found[name] = digest.hexdigest()
+    return found
+
+
+def fingerprint(pipeline: Pipeline, run: Path, task: Task) -> dict[str, Any]:
+    """Return what decides whether a finished task is still valid.
+
+    The run folder is left out of the command, so that a run may be moved or renamed.
+    Parents must be finished.
+    """
+    return {
+        "command": task.argv("{run}"),
+        "processes": task.step.processes,
+        "env": task.step.env,
+        "parents": {
+            out: artifact.content_hash(run / out)
+            for parent in pipeline.parents(task)
+            for out in parent.outs
+        },
+        "inputs": fingerprint_inputs(task),
+    }
+
+
+def why_run(pipeline: Pipeline, run: Path, task: Task) -> str | None:
+    """Return why a task whose parents are finished must run, or None if it is finished."""
+    record = read_record(run, task)
+    present = has_manifests(run, task)
+    if record is None:
+        return "its output was made by something else" if present else "not run yet"
+    now = fingerprint(pipeline, run, task)
+    old = record.fingerprint
+    if now != old:
+        for part, said in (
+            ("command", "its command changed"),
+            ("processes", "its command changed"),
+            ("env", "its environment changed"),
+            ("inputs", "its inputs changed"),
+        ):
+            if now[part] != old.get(part):
+                return said
+        before = old.get("parents", {})
+        made = [p for p, h in now["parents"].items() if before.get(p) != h]
+        return f"{', '.join(made) or 'a parent'} changed"
+    if not present:
+        return {
+            "failed": f"failed before (exit code {record.exit_code})",
+            "done": "its output is gone",
+        }.get(record.state, "unfinished")
+    if record.state == "failed":
+        return f"failed before (exit code {record.exit_code})"
+    # A record that still says running or stopped: the executor died, but its command went on
+    # to write the manifest, which comes last.  The work is complete.
+    if record.state == "done" and record.outs != out_hashes(run, task):
+        return "its output was changed by something else"
+    return None
+
+
+def adopt(run: Path, task: Task) -> None:
+    """Mark a task done whose command finished although its executor did not see it."""
+    record = read_record(run, task)
+    if record is not None and record.state != "done":
+        record.state, record.exit_code = "done", 0
+        record.outs = out_hashes(run, task)
+        write_record(run, task, record)
+
+
+def begin(
+    pipeline: Pipeline,
+    run: Path,
+    task: Task,
+    command: list[str],
+    log: Path,
+    *,
+    anew: bool = False,
+) -> Record:
+    """Make room for a task's output and record that it runs.
+
+    Output of another command or other inputs is set aside as `NAME.stale`, and so is a half
+    output, unless the step resumes: then it is kept for the command to carry on from (but
+    not if it is to be made `anew`).
+    """
+    record = read_record(run, task)
+    now = fingerprint(pipeline, run, task)
+    carries_on = record is not None and record.fingerprint == now and not anew
+    keeps = carries_on and task.step.resumes and not has_manifests(run, task)
+    for out in task.out_paths(run):
+        if out.exists() and not keeps:
+            stale = out.with_name(out.name + ".stale")
+            shutil.rmtree(stale, ignore_errors=True)
+            os.rename(out, stale)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        for partial in out.parent.glob(f".{glob.escape(out.name)}.partial-*"):
+            shutil.rmtree(partial, ignore_errors=True)
+    fresh = Record(task.name, "running", now, command, str(log.relative_to(run)), time.time())
+    if carries_on and record is not None:
+        fresh.seconds, fresh.attempts = record.seconds, record.attempts + 1
+        fresh.peak_memory_bytes = record.peak_memory_bytes
+    write_record(run, task, fresh)
+    return fresh
+
+
+def end(run: Path, task: Task, record: Record, exit_code: int, *, stopped: bool = False) -> Record:
+    """Record how a task ended; a finished one drops what it had set aside.
+
+    Exit code 0 without all manifests is a failure, unless the command was asked to stop.
+    """
+    record.seconds += time.time() - record.started
+    record.exit_code = exit_code
+    if has_manifests(run, task) and exit_code == 0:
+        record.state, record.outs = "done", out_hashes(run, task)
+        if not task.step.resumes:  # days of training are for their owner to remove
+            for out in task.out_paths(run):
+                shutil.rmtree(out.with_name(out.name + ".stale"), ignore_errors=True)
+    else:
+        record.state = "stopped" if stopped else "failed"
+    write_record(run, task, record)
+    return record

@@ -1,0 +1,79 @@
+"""RMSNorm per group with a SiLU gate, as after Mamba-2's scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+def gated_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    z: Tensor | None = None,
+    group_size: int | None = None,
+    norm_before_gate: bool = False,
+) -> Tensor:
+    """RMSNorm over groups of the last dimension times silu(z); see `gated_rms_norm_reference`.
+
+    Args:
+        x, z: (..., d). weight: (d,). group_size: channels that are normalised together (d).
+        norm_before_gate: gate the normalised values instead of normalising the gated ones.
+    """
+    size = group_size or x.shape[-1]
+    if x.shape[-1] % size:
+        raise ValueError(f"group_size {size} does not divide {x.shape[-1]} channels")
+    return _GatedRMSNorm.apply(x, weight, z, eps, size, norm_before_gate)
+
+
+class _GatedRMSNorm(Function):
+    """Keeps its inputs and one scale per group; gate and normalised values are recomputed."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, weight: Tensor, z: Tensor | None, eps: float, size: int, before: bool
+    ) -> Tensor:
+        acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+        v = x.to(acc)
+        gate = None if z is None else F.silu(z.to(acc))
+        if gate is not None and not before:
+            v = v * gate
+        groups = v.unflatten(-1, (-1, size))
+        scale = torch.rsqrt(groups.square().mean(-1, keepdim=True).add_(eps))
+        out = (groups * scale).flatten(-2).mul_(weight.to(acc))
+        if gate is not None and before:
+            out.mul_(gate)
+        ctx.save_for_backward(x, weight, z, scale)
+        ctx.size, ctx.before = size, before
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        x, weight, z, scale = ctx.saved_tensors
+        acc = scale.dtype
+        dout, v = grads[0].to(acc), x.to(acc)
+        gate = None if z is None else F.silu(z.to(acc))
+        gate_first = gate is not None and not ctx.before
+        if gate_first:
+            v = v * gate
+        normed = (v.unflatten(-1, (-1, ctx.size)) * scale).flatten(-2)
+        dz = None
+        if gate is not None and ctx.before:
+            dz = _silu_backward(dout * normed * weight.to(acc), z)
+            dout = dout * gate
+        dweight = (dout * normed).flatten(0, -2).sum(0).to(weight.dtype)
+        dn = (dout * weight.to(acc)).unflatten(-1, (-1, ctx.size))
+        n = normed.unflatten(-1, (-1, ctx.size))
+        dv = ((dn - n * (dn * n).mean(-1, keepdim=True)) * scale).flatten(-2)
+        if gate_first:
+            dz = _silu_backward(dv * x.to(acc), z)
+            dv = dv * gate
+        return dv.to(x.dtype), dweight, dz, None, None, None
+
+
+def _silu_backward(dgate: Tensor, z: Tensor) -> Tensor:
+    return torch.ops.aten.silu_backward(dgate, z.to(dgate.dtype)).to(z.dtype)

@@ -1,0 +1,80 @@
+"""The SSD chunk scan of Mamba-2, for training and prefill."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gatewright.kernels import backend
+from gatewright.kernels.reference import discretize_dt
+from gatewright.kernels.ssd_torch import ssd_torch
+
+
+def ssd_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int = 64,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    return_final_states: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Mamba-2's state space recurrence over whole sequences, in chunks.
+
+    The arguments and results are those of `ssd_reference` (and of mamba_ssm's
+    `mamba_chunk_scan_combined`).  Inputs may be fp32, bf16, fp16 or (slowly) float64; sums are
+    fp32 at least.  Final states are fp32, or float64 for float64 inputs.
+
+    Args:
+        chunk_size: used by the CUDA kernels only; the CPU ones choose what suits the cache.
+    """
+    if x.is_cuda and backend.active_backend() == "cuda":
+        module = backend.cuda_module("mamba_ssm.ops.triton.ssd_combined")
+        assert module is not None
+        return module.mamba_chunk_scan_combined(
+            x,
+            dt,
+            A,
+            B,
+            C,
+            chunk_size,
+            D=D,
+            z=z,
+            dt_bias=dt_bias,
+            initial_states=initial_states,
+            seq_idx=None if seq_idx is None else seq_idx.to(torch.int32),
+            dt_softplus=dt_softplus,
+            dt_limit=dt_limit,
+            return_final_states=return_final_states,
+        )
+    _check(x, dt, A, B, C)
+    acc = torch.float64 if x.dtype == torch.float64 else torch.float32
+    step = discretize_dt(
+        dt.to(acc), None if dt_bias is None else dt_bias.to(acc), dt_softplus, dt_limit
+    )
+    y, final = ssd_torch(x, step, A.to(acc), B, C, D, initial_states, seq_idx)
+    if z is not None:
+        y = (y.to(acc) * F.silu(z.to(acc))).to(x.dtype)
+    return (y, final) if return_final_states else y
+
+
+def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
+    b, l, h, p = x.shape
+    g, n = B.shape[2:]
+    ok = dt.shape == (b, l, h) and A.shape == (h,) and B.shape == C.shape == (b, l, g, n)
+    if not ok or h % g:
+        raise ValueError(
+            "ssd_scan: shapes disagree: "
+            f"x {tuple(x.shape)}, dt {tuple(dt.shape)}, A {tuple(A.shape)}, "
+            f"B {tuple(B.shape)}, C {tuple(C.shape)}"
+        )

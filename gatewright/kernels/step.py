@@ -1,0 +1,49 @@
+"""One token of the state space recurrence, for generation."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gatewright.kernels.reference import discretize_dt
+
+
+def state_step(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+) -> Tensor:
+    """Advance `state` (b, h, p, n) by one token in place and return y (b, h, p).
+
+    x (b, h, p), dt (b, h), A (h,), B and C (b, g, n), D (h,) or (h, p), z (b, h, p).  The cost
+    does not depend on how many tokens came before.
+    """
+    b, h, p, n = state.shape
+    g = B.shape[1]
+    acc = torch.float64 if state.dtype == torch.float64 else torch.float32
+    bias = None if dt_bias is None else dt_bias.to(acc)
+    step = discretize_dt(dt.to(acc), bias, dt_softplus, dt_limit)
+    xa = x.to(acc)
+    new = state if state.dtype == acc else state.to(acc)
+    new.mul_(torch.exp(step * A.to(acc))[..., None, None])
+    rows = new.view(b, g, -1, n)
+    rows.addcmul_((xa * step[..., None]).view(b, g, -1, 1), B.to(acc)[:, :, None])
+    y = (rows @ C.to(acc)[..., None]).view(b, h, p)
+    if new is not state:
+        state.copy_(new)
+    if D is not None:
+        y = torch.addcmul(y, xa, (D if D.dim() == 2 else D[:, None]).to(acc))
+    if z is not None:
+        y = y * F.silu(z.to(acc))
+    return y.to(x.dtype)

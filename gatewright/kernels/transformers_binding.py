@@ -1,0 +1,253 @@
+"""Mamba-2 of transformers on these kernels, bound in one place and undone cleanly.
+
+Three methods of `transformers.models.mamba2.modeling_mamba2` are replaced while bound:
+
+* `Mamba2Mixer.forward` runs training, prefill and cached decoding on our kernels.  Tensors on
+  CUDA go to the original method, which picks mamba_ssm by itself.
+* `Mamba2RMSNorm.forward` is the fused norm.
+* `Mamba2ForCausalLM.forward` takes `seq_idx` (b, l), the number of the packed sample that
+  each token belongs to: neither convolution nor state crosses from one sample to the next.
+  (`Mamba2Model` takes it already; the causal model drops it on the way.)
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gatewright.kernels.combined import mamba_split_conv1d_scan_combined
+from gatewright.kernels.conv import causal_conv1d, conv1d_step
+from gatewright.kernels.norm import gated_rms_norm
+from gatewright.kernels.ssd import ssd_scan
+from gatewright.kernels.step import state_step
+
+_seq_idx: contextvars.ContextVar[Tensor | None] = contextvars.ContextVar("seq_idx", default=None)
+_active: Binding | None = None
+
+
+class Binding:
+    """What `bind_transformers` replaced; `undo()` or leaving a `with` block restores it."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[type, str, Callable[..., Any]]] = []
+
+    def replace(self, owner: type, name: str, new: Callable[..., Any]) -> None:
+        self._originals.append((owner, name, owner.__dict__[name]))
+        setattr(owner, name, new)
+
+    def undo(self) -> None:
+        """Restore transformers' own methods; calling it again does nothing."""
+        global _active
+        while self._originals:
+            owner, name, original = self._originals.pop()
+            setattr(owner, name, original)
+        if _active is self:
+            _active = None
+
+    def __enter__(self) -> Binding:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+def bind_transformers() -> Binding:
+    """Run transformers' Mamba2 on these kernels from now on; idempotent.
+
+    Example:
+        with bind_transformers():
+            loss = model(input_ids=ids, labels=labels, seq_idx=seq_idx).loss
+    """
+    global _active
+    if _active is not None:
+        return _active
+    from transformers.models.mamba2 import modeling_mamba2 as m
+
+    binding = Binding()
+    binding.replace(m.Mamba2Mixer, "forward", _mixer_forward(m.Mamba2Mixer.forward))
+    binding.replace(m.Mamba2RMSNorm, "forward", _norm_forward(m.Mamba2RMSNorm.forward))
+    binding.replace(m.Mamba2ForCausalLM, "forward", _hold_seq_idx(m.Mamba2ForCausalLM.forward))
+    binding.replace(m.Mamba2Model, "forward", _pass_seq_idx(m.Mamba2Model.forward))
+    _active = binding
+    return binding
+
+
+def _hold_seq_idx(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, seq_idx: Tensor | None = None, **kwargs: Any) -> Any:
+        token = _seq_idx.set(seq_idx)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _seq_idx.reset(token)
+
+    return forward
+
+
+def _pass_seq_idx(original: Callable[..., Any]) -> Callable[..., Any]:
+    # As an argument of the blocks, not as a context, it survives gradient checkpointing.
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held = _seq_idx.get()
+        if held is not None:
+            kwargs.setdefault("seq_idx", held)
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        if hidden_states.is_cuda:
+            return original(self, hidden_states)
+        return gated_rms_norm(hidden_states, self.weight, self.variance_epsilon)
+
+    return forward
+
+
+def _mixer_forward(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        cache: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        if hidden_states.is_cuda or self.activation not in ("silu", "swish"):
+            return original(
+                self, hidden_states, cache=cache, attention_mask=attention_mask, **kwargs
+            )
+        cache = kwargs.pop("cache_params", cache)
+        seq_idx = kwargs.get("seq_idx")
+        if cache is None:
+            return _without_cache(self, hidden_states, attention_mask, seq_idx)
+        return _with_cache(self, hidden_states, cache, attention_mask)
+
+    return forward
+
+
+def _masked(x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    return x if attention_mask is None else x * attention_mask[:, :, None].to(x.dtype)
+
+
+def _without_cache(
+    mixer: Any, hidden: Tensor, attention_mask: Tensor | None, seq_idx: Tensor | None
+) -> Tensor:
+    zxbcdt = mixer.in_proj(_masked(hidden, attention_mask))
+    if attention_mask is not None:
+        # Padding must not enter the state, and the convolution's bias would: mask after it.
+        y, _ = _scan(mixer, zxbcdt, attention_mask, seq_idx=seq_idx)
+        return mixer.out_proj(y.to(mixer.out_proj.weight.dtype))
+    y = mamba_split_conv1d_scan_combined(
+        zxbcdt,
+        mixer.conv1d.weight.squeeze(1),
+        mixer.conv1d.bias,
+        mixer.dt_bias,
+        -torch.exp(mixer.A_log.float()),
+        mixer.D,
+        mixer.chunk_size,
+        seq_idx=seq_idx,
+        dt_limit=mixer.time_step_limit,
+        activation="silu",
+        rmsnorm_weight=mixer.norm.weight,
+        rmsnorm_eps=mixer.norm.variance_epsilon,
+        headdim=mixer.head_dim,
+        ngroups=mixer.n_groups,
+        norm_before_gate=False,
+    )
+    assert isinstance(y, Tensor)
+    return mixer.out_proj(y)
+
+
+def _split(mixer: Any, zxbcdt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # zxBCdt: [z | x | B | C | dt]
+    z, xBC, dt = zxbcdt.split([mixer.intermediate_size, mixer.conv_dim, mixer.num_heads], dim=-1)
+    return z, xBC, dt
+
+
+def _scan(
+    mixer: Any,
+    zxbcdt: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cache: Any = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Convolution, scan and norm over whole sequences: (b, l, d_inner) and the final states."""
+    b, l, _ = zxbcdt.shape
+    z, xBC, dt = _split(mixer, zxbcdt)
+    columns = xBC.transpose(1, 2)
+    if cache is not None:
+        columns = cache.update_conv_state(
+            columns, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size
+        )
+    conv = causal_conv1d(
+        columns, mixer.conv1d.weight.squeeze(1), mixer.conv1d.bias, "silu", seq_idx
+    )
+    assert isinstance(conv, Tensor)
+    xBC = _masked(conv[:, :, -l:].transpose(1, 2), attention_mask)
+    gn = mixer.n_groups * mixer.ssm_state_size
+    x, B, C = xBC.split([mixer.intermediate_size, gn, gn], dim=-1)
+    y, final = ssd_scan(
+        x.unflatten(-1, (mixer.num_heads, mixer.head_dim)),
+        dt,
+        -torch.exp(mixer.A_log.float()),
+        B.unflatten(-1, (mixer.n_groups, mixer.ssm_state_size)),
+        C.unflatten(-1, (mixer.n_groups, mixer.ssm_state_size)),
+        mixer.chunk_size,
+        D=mixer.D,
+        dt_bias=mixer.dt_bias,
+        initial_states=initial_states,
+        seq_idx=seq_idx,
+        dt_softplus=True,
+        dt_limit=mixer.time_step_limit,
+        return_final_states=True,
+    )
+    norm = mixer.norm
+    y = gated_rms_norm(y.flatten(-2), norm.weight, norm.variance_epsilon, z, norm.group_size)
+    return y, final
+
+
+def _with_cache(mixer: Any, hidden: Tensor, cache: Any, attention_mask: Tensor | None) -> Tensor:
+    layer = mixer.layer_idx
+    conv_state = cache.get_conv_state(layer, state_idx=0)
+    recurrent = cache.get_recurrent_state(layer, state_idx=0)
+    zxbcdt = mixer.in_proj(_masked(hidden, attention_mask))
+    one_token = hidden.shape[1] == 1 and conv_state is not None and recurrent is not None
+    if not one_token or cache.is_recording_past(layer):
+        y, final = _scan(mixer, zxbcdt, attention_mask, cache=cache, initial_states=recurrent)
+        cache.update_recurrent_state(final, layer_idx=layer)
+        return mixer.out_proj(y.to(mixer.out_proj.weight.dtype))
+    z, xBC, dt = _split(mixer, zxbcdt[:, 0])
+    xBC = conv1d_step(xBC, conv_state, mixer.conv1d.weight.squeeze(1), mixer.conv1d.bias, "silu")
+    gn = mixer.n_groups * mixer.ssm_state_size
+    x, B, C = xBC.split([mixer.intermediate_size, gn, gn], dim=-1)
+    y = state_step(
+        recurrent,
+        x.unflatten(-1, (mixer.num_heads, mixer.head_dim)),
+        dt,
+        -torch.exp(mixer.A_log.float()),
+        B.unflatten(-1, (mixer.n_groups, mixer.ssm_state_size)),
+        C.unflatten(-1, (mixer.n_groups, mixer.ssm_state_size)),
+        D=mixer.D,
+        dt_bias=mixer.dt_bias,
+        dt_softplus=True,
+        dt_limit=mixer.time_step_limit,
+    )
+    norm = mixer.norm
+    y = gated_rms_norm(y.flatten(-2), norm.weight, norm.variance_epsilon, z, norm.group_size)
+    return mixer.out_proj(y[:, None].to(mixer.out_proj.weight.dtype))

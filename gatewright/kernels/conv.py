@@ -141,6 +141,7 @@ def _pre_activation(
     return pre
 
 
+@torch.no_grad()
 def conv1d_step(
     x: Tensor,
     conv_state: Tensor,
@@ -149,6 +150,8 @@ def conv1d_step(
     activation: str | None = None,
 ) -> Tensor:
     """One token of the convolution: returns (b, d) and shifts `conv_state` in place.
+
+    For inference: no gradient is recorded.
 
     Args:
         x: (b, d). weight: (d, w).

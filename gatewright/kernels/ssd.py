@@ -69,7 +69,7 @@ def ssd_scan(
 
 
 def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:
-    b, l, h, p = x.shape
+    b, l, h, _ = x.shape
     g, n = B.shape[2:]
     ok = dt.shape == (b, l, h) and A.shape == (h,) and B.shape == C.shape == (b, l, g, n)
     if not ok or h % g:

@@ -122,7 +122,7 @@ class _Scan(Function):
         seq_idx: Tensor | None,
         L: int,
     ) -> tuple[Tensor, Tensor]:
-        b, l, h, p = x.shape
+        b, _, h, p = x.shape
         g, n = B.shape[2:]
         acc = torch.float64 if x.dtype == torch.float64 else torch.float32
         d = _decays(dt, A, seq_idx, L, acc)
@@ -237,7 +237,7 @@ class _Scan(Function):
                 dS += (dYe.transpose(-1, -2) @ Cc).view(b, h, p, n)
 
                 dxc = du * dtc
-                if dD is not None:
+                if dD is not None and D_acc is not None:
                     dxc = torch.addcmul(dxc, dyc, D_acc[:, None, :])
                     dD += (dyc * xc).sum((0, 2), dtype=torch.float64)
                 dxs[i].copy_(dxc.transpose(1, 2))

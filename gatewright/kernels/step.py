@@ -11,6 +11,7 @@ from torch import Tensor
 from gatewright.kernels.reference import discretize_dt
 
 
+@torch.no_grad()
 def state_step(
     state: Tensor,
     x: Tensor,
@@ -27,7 +28,7 @@ def state_step(
     """Advance `state` (b, h, p, n) by one token in place and return y (b, h, p).
 
     x (b, h, p), dt (b, h), A (h,), B and C (b, g, n), D (h,) or (h, p), z (b, h, p).  The cost
-    does not depend on how many tokens came before.
+    does not depend on how many tokens came before.  For inference: no gradient is recorded.
     """
     b, h, p, n = state.shape
     g = B.shape[1]

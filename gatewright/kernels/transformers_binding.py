@@ -188,7 +188,7 @@ def _scan(
     initial_states: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Convolution, scan and norm over whole sequences: (b, l, d_inner) and the final states."""
-    b, l, _ = zxbcdt.shape
+    l = zxbcdt.shape[1]
     z, xBC, dt = _split(mixer, zxbcdt)
     columns = xBC.transpose(1, 2)
     if cache is not None:

@@ -1,0 +1,246 @@
+"""The pretraining loop: the same on one CPU process and on a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gatewright import runlog
+from gatewright.megatron import build, checkpoints, cpu, data, distributed, optimizer, signals
+from gatewright.megatron.config import PretrainConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    step: int
+    """Optimizer steps done so far, earlier starts included."""
+    finished: bool
+    """False when a signal or the time limit ended the run early."""
+    reason: str | None = None
+    """What ended it early."""
+
+
+def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
+    """Train to the end of the run, from its latest checkpoint if `out` holds one.
+
+    Raises:
+        UserError: a layout that cannot hold the model, a corpus that is too short, a
+            checkpoint of another model, or a full disk.
+    """
+    with distributed.processes(config.parallel, seed=config.train.seed) as data_parallel:
+        run = Run(config, corpus, out, data_parallel)
+        with run, signals.LeaveRequests(config.train.exit_duration_minutes) as requests:
+            while run.step < config.train.steps:
+                losses = run.forward_backward()
+                update = run.update_weights(losses)
+                run.write_down(update)
+                reason = requests.reason()
+                last = run.step == config.train.steps
+                if reason or last or run.step % config.checkpoint.every_steps == 0:
+                    run.save()
+                if reason and not last:
+                    return Outcome(run.step, finished=False, reason=reason)
+        return Outcome(run.step, finished=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What one optimizer step did."""
+
+    loss: float
+    """Mean cross-entropy per token over the global batch, in nats."""
+    grad_norm: float
+    """Global gradient norm before clipping."""
+    lr: float
+    """Learning rate that was applied."""
+
+
+class Run:
+    """A model, its optimizer, its data and its checkpoints, at some step of a run."""
+
+    def __init__(
+        self, config: PretrainConfig, corpus: data.Corpus, out: Path, data_parallel: int
+    ) -> None:
+        train, parallel = config.train, config.parallel
+        self.config = config
+        self.out = Path(out)
+        self.corpus = corpus
+        self.dtype = torch.bfloat16 if train.dtype == "bf16" else torch.float32
+        self.microbatches = train.microbatches(data_parallel)
+        self.data_parallel = data_parallel
+        self.step = 0
+        self.consumed_samples = 0
+        parallel.check(config.model, train.seq_len_tokens)
+        self.model = build.build_model(
+            config.model,
+            dtype=self.dtype,
+            parallel=parallel,
+            fp32_gates=train.fp32_gates,
+            init_std=train.init_std,
+            init_gate_offset=train.init_gate_offset,
+            recompute=train.recompute,
+        )
+        self.wrapped = optimizer.wrap(self.model, parallel)
+        self.optimizer, self.schedule = optimizer.build(self.wrapped, train, parallel)
+        _connect(self.model, self.wrapped, self.optimizer)
+        self.dataset = data.build_dataset(corpus, train, self.out / "data-index")
+
+    def __enter__(self) -> Run:
+        found = checkpoints.latest(self.out)
+        if distributed.is_main():
+            checkpoints.remove_partial(self.out)
+        if found is not None:
+            self.step, self.consumed_samples = checkpoints.load(
+                found, self.model, self.optimizer, self.schedule
+            )
+        checkpoints.require_space(self.out, self.model)
+        self._saver = checkpoints.Saver(self.out, self.config.checkpoint, self.config)
+        self._batches: Iterator[data.Batch] = data.Batches(
+            self.dataset,
+            self.config.train,
+            data_parallel=self.data_parallel,
+            consumed_samples=self.consumed_samples,
+            eod_id=self.corpus.eod_id,
+        )
+        self._log = None
+        if distributed.is_main():
+            self._log = runlog.RunLog(
+                self.out,
+                resume_step=self.step if found is not None else None,
+                tensorboard=self.config.log.tensorboard,
+            )
+        self._bar = runlog.progress(
+            total=self.config.train.steps * self.config.train.tokens_per_step,
+            initial=self.step * self.config.train.tokens_per_step,
+            desc=f"pretrain {self.config.model.family}",
+            unit="tok",
+            scale=True,
+            disable=not distributed.is_main(),
+        )
+        self.model.train()
+        self._clock = time.perf_counter()
+        self._clock_step = self.step
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[0] is None:
+            self._saver.close()
+        self._bar.close()
+        if self._log is not None:
+            self._log.close()
+
+    def forward_backward(self) -> list[dict[str, Tensor]]:
+        """Accumulate gradients over the step's microbatches; returns the last stage's losses."""
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        train = self.config.train
+        rows, length = train.micro_batch_sequences, train.seq_len_tokens
+        if train.reset_at_documents:
+            rows, length = 1, rows * length  # documents lie end to end in one row
+        with cpu.redirect():
+            self.wrapped.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            return get_forward_backward_func()(
+                forward_step_func=forward_step,
+                data_iterator=self._batches,
+                model=[self.wrapped],
+                num_microbatches=self.microbatches,
+                seq_length=length,
+                micro_batch_size=rows,
+                forward_only=False,
+            )
+
+    def update_weights(self, losses: list[dict[str, Tensor]]) -> Update:
+        """Clip, take an optimizer step and move the schedule on."""
+        loss = mean_loss(losses)
+        self.schedule.step(increment=1)  # the first step already has a warm-up rate above zero
+        lr = self.optimizer.param_groups[0]["lr"]
+        with cpu.redirect():
+            _, grad_norm, _ = self.optimizer.step()
+        self.step += 1
+        self.consumed_samples += self.config.train.global_batch_sequences
+        return Update(loss, float(grad_norm), lr)
+
+    def write_down(self, update: Update) -> None:
+        """Move the progress bar and write metrics when they are due."""
+        train, log = self.config.train, self.config.log
+        self._bar.update(train.tokens_per_step)
+        if self._log is None:
+            return
+        if self.step % log.every_steps == 0 or self.step in (1, train.steps):
+            now = time.perf_counter()
+            done = (self.step - self._clock_step) * train.tokens_per_step
+            self._bar.set_postfix(loss=f"{update.loss:.3f}", refresh=False)
+            self._log.log(
+                self.step,
+                loss=update.loss,
+                grad_norm=update.grad_norm,
+                lr=update.lr,
+                tokens=self.step * train.tokens_per_step,
+                tokens_per_second=round(done / (now - self._clock), 1),
+            )
+            self._clock, self._clock_step = now, self.step
+
+    def save(self) -> None:
+        """Write a checkpoint of this step."""
+        gathers_late = self.config.parallel.overlap and self.config.parallel.distributed_optimizer
+        if gathers_late:  # parameters arrive with the next forward pass; fetch them now
+            self.wrapped.disable_forward_pre_hook(param_sync=True)
+        self._saver.save(
+            self.model, self.optimizer, self.schedule, self.step, self.consumed_samples
+        )
+        if gathers_late:
+            self.wrapped.enable_forward_pre_hook()
+
+
+def _connect(model: nn.Module, wrapped: nn.Module, optim: Any) -> None:
+    """Tell Megatron's schedules how to scale, hold back and finish gradients."""
+    from megatron.core.distributed import finalize_model_grads
+
+    model.config.grad_scale_func = optim.scale_loss
+    model.config.no_sync_func = wrapped.no_sync
+    model.config.finalize_model_grads_func = finalize_model_grads
+
+
+def forward_step(batches: Iterator[data.Batch], model: nn.Module) -> tuple[Tensor, Any]:
+    """Run one microbatch forward; returns the output and the function that makes it a loss."""
+    batch = next(batches)
+    output = model(
+        batch.tokens_BS,
+        batch.position_ids_BS,
+        None,
+        labels=batch.labels_BS,
+        packed_seq_params=batch.packed,
+    )
+
+    def loss_of(losses_BS: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        total = (losses_BS.float() * batch.loss_mask_BS).sum()
+        tokens = batch.loss_mask_BS.sum().to(torch.int)
+        return total, tokens, {"loss": total.detach(), "tokens": tokens.clone()}
+
+    return output, loss_of
+
+
+def mean_loss(losses: list[dict[str, Tensor]]) -> float:
+    """Return the mean loss per token over the global batch, the same on every process."""
+    from megatron.core import parallel_state
+
+    sums = torch.zeros(2, dtype=torch.float64, device=distributed.device())
+    for one in losses:
+        sums += torch.stack([one["loss"].double(), one["tokens"].double()])
+    dist.all_reduce(sums, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    dist.broadcast(
+        sums,
+        src=parallel_state.get_pipeline_model_parallel_last_rank(),
+        group=parallel_state.get_pipeline_model_parallel_group(),
+    )
+    return float(sums[0] / sums[1])

@@ -1,0 +1,106 @@
+"""`python -m synthetic.theory a|b|c|d|all --out DIR`: the theory figure from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from gatewright import cli
+from gatewright.errors import UserError
+from synthetic.sweep import Sweep, print_verdicts
+
+PROG = "python -m synthetic.theory"
+
+
+@dataclasses.dataclass
+class Args:
+    """Train the simplified SSM of section 2 and compare it with the paper's predictions."""
+
+    panel: tyro.conf.Positional[Literal["a", "b", "c", "d", "all"]]
+    """a: initial bias; b: escape time; c: accuracy against tau; d: tau against distance."""
+    out: Path
+    """Folder for results.jsonl, summary.json and the figure; an unfinished one is resumed."""
+    steps: int | None = None
+    """SGD steps (a, c, d) or the most steps to wait for an escape (b); default the paper's."""
+    seeds: int | None = None
+    """Number of seeds; default 40 (a), 5 (b), 5 (c), 3 (d)."""
+    alpha0: str | None = None
+    """Initial decay factors for a and b, comma-separated."""
+    tau: str | None = None
+    """Effective lengths in tokens for c and d, comma-separated."""
+    eval_examples: int = 100_000
+    """Evaluation examples per model (c) or per model and distance (d)."""
+    threads: int = 2
+    """Threads that torch may use."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "seeds", "eval_examples", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+
+
+def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:
+    """Parse a comma-separated list of numbers strictly between two bounds, sorted, once each.
+
+    Raises:
+        UserError: not a number, out of bounds, or none at all.
+    """
+    try:
+        values = sorted({float(x) for x in text.split(",") if x.strip()})
+    except ValueError as e:
+        raise UserError(f"{flag} {text}: give numbers separated by commas") from e
+    if not values or not all(low < v < high for v in values):
+        raise UserError(f"{flag} {text}: each must lie between {low:g} and {high:g}, exclusive")
+    return tuple(values)
+
+
+def main(args: Args) -> None:
+    """Run the panels asked for, test their claims and draw them."""
+    letters = "abcd" if args.panel == "all" else args.panel
+    if args.alpha0 and not set(letters) & {"a", "b"}:
+        raise UserError("--alpha0 belongs to panels a and b; c and d take --tau")
+    if args.tau and not set(letters) & {"c", "d"}:
+        raise UserError("--tau belongs to panels c and d; a and b take --alpha0")
+    alpha0 = numbers("--alpha0", args.alpha0, 0, 1) if args.alpha0 else None
+    tau = numbers("--tau", args.tau, 0, 1e12) if args.tau else None
+
+    import torch
+
+    from synthetic.theory import figure, panels, settings
+
+    torch.set_num_threads(args.threads)
+    chosen = {}
+    for letter in letters:
+        values = alpha0 if letter in "ab" else tau
+        default = settings.DEFAULTS[letter]
+        chosen[letter] = settings.Settings(
+            values=values or default.values,
+            seeds=args.seeds or default.seeds,
+            steps=args.steps or default.steps,
+            eval_examples=args.eval_examples if letter in "cd" else 0,
+        )
+    config = {"panels": {k: dataclasses.asdict(v) for k, v in chosen.items()}}
+    with Sweep(args.out, "theory", config) as sweep:
+        summary: dict[str, object] = {}
+        verdicts = []
+        for letter, panel in chosen.items():
+            start = time.monotonic()
+            panels.RUN[letter](sweep, panel)
+            numbers_found, claims = panels.SUMMARISE[letter](sweep, panel)
+            summary[letter] = {**numbers_found, "seconds": round(time.monotonic() - start, 1)}
+            verdicts += claims
+        summary["verdicts"] = verdicts
+        figure.draw(args.out, sweep, summary)
+        if len(letters) == 1:  # a single panel's numbers also stand at the top level
+            summary = {**summary[letters], **summary}  # type: ignore[dict-item]
+        sweep.finish(summary)
+    print_verdicts(verdicts)
+
+
+if __name__ == "__main__":
+    cli.run(main, Args, prog=PROG)

@@ -1,0 +1,57 @@
+"""Permutation, Fisher, bootstrap and lines against enumeration and known values."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gatewright import statistics
+
+
+def test_permutation_enumerates_small_groups() -> None:
+    # 3 against 3, fully separated: only the split itself and its mirror reach the gap.
+    assert statistics.permutation_test([1, 2, 3], [10, 11, 12]) == pytest.approx(2 / 20)
+    assert statistics.permutation_test([1.0, 2.0], [1.0, 2.0]) == pytest.approx(1.0)
+
+
+def test_sampled_permutations_agree_with_enumeration_and_are_never_zero() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0.8, 1, 8).tolist(), rng.normal(0, 1, 8).tolist()
+    exact = statistics.permutation_test(a, b, samples=20_000)  # 12870 splits
+    sampled = statistics.permutation_test(a, b, samples=10_000, seed=1)
+    assert sampled == pytest.approx(exact, abs=0.02)
+    far = statistics.permutation_test([0.0] * 20, [1.0] * 20, samples=500)
+    assert far == pytest.approx(1 / 501)
+    with pytest.raises(ValueError, match="non-empty"):
+        statistics.permutation_test([], [1.0])
+
+
+def test_fisher_gives_the_papers_values() -> None:
+    # Seed 001: lock-in 7 of 10 against 1 of 10 (two-sided), 6 of 6 against 0 of 6 (one-sided).
+    assert statistics.fisher_exact(7, 10, 1, 10) == pytest.approx(0.02, abs=0.001)
+    assert statistics.fisher_exact(6, 6, 0, 6, alternative="greater") == pytest.approx(
+        1 / math.comb(12, 6)
+    )
+
+
+def test_bootstrap_covers_the_mean_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(2)
+    hits = 0
+    for i in range(200):
+        interval = statistics.bootstrap_interval(rng.normal(3, 1, 30).tolist(), samples=400, seed=i)
+        hits += interval.low <= 3 <= interval.high
+    assert 0.88 <= hits / 200 <= 0.99
+    assert statistics.bootstrap_interval([0.5]) == statistics.Interval(0.5, 0.5, 0.5)
+
+
+def test_lines_and_r_squared() -> None:
+    x = [1.0, 2.0, 4.0]
+    fit = statistics.linear_fit(x, [3.0, 5.0, 9.0])
+    assert (fit.slope, fit.intercept, fit.r2) == pytest.approx((2, 1, 1))
+    origin = statistics.linear_fit(x, [2.0, 4.0, 8.0], through_origin=True)
+    assert (origin.slope, origin.intercept, origin.r2) == pytest.approx((2, 0, 1))
+    assert statistics.r_squared([1, 2, 3], [2, 2, 2]) == pytest.approx(0)
+    assert statistics.r_squared([1, 2, 3], [3, 2, 1]) < 0
+    assert math.isnan(statistics.r_squared([1, 1], [1, 1]))
+    with pytest.raises(ValueError, match="two different x"):
+        statistics.linear_fit([1.0, 1.0], [1.0, 2.0])

@@ -1,0 +1,48 @@
+"""A sweep survives crashes, refuses mixed settings, and is finished only once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gatewright.errors import UserError
+from synthetic.sweep import Sweep, verdict
+
+
+def test_rows_survive_and_a_broken_line_is_cut_off(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with Sweep(out, "x", {"steps": 3}) as sweep:
+        sweep.add({"seed": 0, "accuracy": 0.5})
+        sweep.add({"seed": 1, "accuracy": 0.6})
+    with open(out / "results.jsonl", "a") as f:
+        f.write('{"seed": 2, "accu')
+    with Sweep(out, "x", {"steps": 3}) as sweep:
+        assert [r["seed"] for r in sweep.rows] == [0, 1]
+        assert sweep.has(seed=1)
+        assert not sweep.has(seed=2)
+        sweep.add({"seed": 2, "accuracy": 0.7})
+        sweep.finish({"mean": 0.6})
+    lines = (out / "results.jsonl").read_text().splitlines()
+    assert [json.loads(x)["seed"] for x in lines] == [0, 1, 2]
+    assert json.loads((out / "manifest.json").read_text())["config"]["steps"] == 3
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    Sweep(tmp_path / "run", "x", {"steps": 3, "lr": 0.1})
+    with pytest.raises(UserError, match="steps=3, not 4"):
+        Sweep(tmp_path / "run", "x", {"steps": 4, "lr": 0.1})
+
+
+def test_finished_or_foreign_folders_are_refused(tmp_path: Path) -> None:
+    with Sweep(tmp_path / "run", "x", {}) as sweep:
+        sweep.finish({})
+    with pytest.raises(UserError, match="already finished"):
+        Sweep(tmp_path / "run", "x", {})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="other files"):
+        Sweep(tmp_path / "other", "x", {})
+
+
+def test_verdicts_are_plain_json() -> None:
+    assert json.loads(json.dumps(verdict("c", True, 0.25, "d")))["number"] == 0.25

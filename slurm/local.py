@@ -16,6 +16,7 @@ from types import FrameType
 
 from gatewright.errors import UserError
 from slurm import child, plan
+from slurm.environment import environment
 from slurm.spec import Pipeline, Task
 
 CODE = Path(__file__).resolve().parent.parent
@@ -96,14 +97,6 @@ def command_line(task: Task, run: Path) -> list[str]:
             torchrun = ["-m", "torch.distributed.run", "--standalone"]
             argv[1:1] = [*torchrun, f"--nproc-per-node={processes}"]
     return argv
-
-
-def environment(task: Task) -> dict[str, str]:
-    """Return the environment of a task's command: threads, allocator, and the step's own."""
-    cores = min(task.step.resources.cpus, os.cpu_count() or 1)
-    threads = max(1, cores // (task.step.processes or 1))
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    return {**env, **task.step.env}
 
 
 def shown(argv: list[str]) -> str:
@@ -231,26 +224,17 @@ def _run_one(
     else:
         log.write_text("")
     record = plan.begin(pipeline, run, task, argv, log, anew=anew)
-    running = child.Child(argv, cwd=CODE, env=environment(task), log=log, keep_fd=lock_fd)
-    told = 0
-
-    def on_tick() -> None:
-        nonlocal told
-        if stop.count > told:
-            told = stop.count
-            if told == 1:
-                print("\nstopping: the command may save first; again to end it at once", flush=True)
-                running.signal(signal.SIGTERM)
-            else:
-                child.end_descendants(0.5)
-        elif stop.count and time.monotonic() - stop.since > _STOP_SECONDS:
-            child.end_descendants(0.5)
-
-    try:
-        exit_code = running.wait(on_tick)
-    finally:
-        child.end_descendants()
-    record.peak_memory_bytes = max(record.peak_memory_bytes, running.peak_memory_bytes)
+    while True:
+        mark = plan.progress_mark(run, task)
+        running = child.Child(argv, cwd=CODE, env=environment(task), log=log, keep_fd=lock_fd)
+        exit_code = _wait(running, stop)
+        record.peak_memory_bytes = max(record.peak_memory_bytes, running.peak_memory_bytes)
+        if exit_code != plan.EXIT_RUN_AGAIN or stop.count:
+            break
+        if plan.progress_mark(run, task) == mark:
+            print("the command asks to be run again but got nowhere", flush=True)
+            break
+        print("the command saved and asks to be run again", flush=True)
     record = plan.end(run, task, record, exit_code, stopped=bool(stop.count))
     memory = record.peak_memory_bytes / 2**30
     spent = time.time() - record.started
@@ -268,6 +252,28 @@ def _run_one(
         print(f"  | {line}", file=sys.stderr)
     sys.stderr.flush()
     return 1
+
+
+def _wait(running: child.Child, stop: _Stop) -> int:
+    """Wait for a command; pass a request to stop on to it, and end it if it does not leave."""
+    told = 0
+
+    def on_tick() -> None:
+        nonlocal told
+        if stop.count > told:
+            told = stop.count
+            if told == 1:
+                print("\nstopping: the command may save first; again to end it at once", flush=True)
+                running.signal(signal.SIGTERM)
+            else:
+                child.end_descendants(0.5)
+        elif stop.count and time.monotonic() - stop.since > _STOP_SECONDS:
+            child.end_descendants(0.5)
+
+    try:
+        return running.wait(on_tick)
+    finally:
+        child.end_descendants()
 
 
 def _print_summary(run: Path, chosen: list[Task], states: dict[str, str], wall: float) -> None:

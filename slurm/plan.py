@@ -25,6 +25,9 @@ from slurm.spec import Pipeline, Task
 RECORDS = "pipeline"
 """Folder of a run in which the executors keep their own files."""
 
+EXIT_RUN_AGAIN = 75
+"""Exit code of a command that saved and left before its end (EX_TEMPFAIL): run it again."""
+
 
 @dataclasses.dataclass
 class Record:
@@ -167,6 +170,19 @@ def adopt(run: Path, task: Task) -> None:
         record.state, record.exit_code = "done", 0
         record.outs = out_hashes(run, task)
         write_record(run, task, record)
+
+
+def progress_mark(run: Path, task: Task) -> tuple[str, ...]:
+    """Return what changes when a command saves: names and times of its folders' entries."""
+    found: list[str] = []
+    for out in task.out_paths(run):
+        entries = sorted(out.iterdir()) if out.is_dir() else []
+        found += [f"{e.name} {e.stat().st_mtime_ns}" for e in entries if not _is_log(e)]
+    return tuple(found)
+
+
+def _is_log(entry: Path) -> bool:
+    return entry.name in ("tensorboard", "metrics.jsonl", "config.json")
 
 
 def begin(

@@ -18,7 +18,7 @@
 Placeholders: `{run}` the run folder, `{out}` the step's output, `{NEEDED-STEP}` the output (or
 outputs, as separate words) of a needed step, `{PARAM}`, `{MATRIX-KEY}`; `{{` is a brace.
 A task's parents are the tasks of needed steps whose output its command names; of a needed step
-that it does not name, those that agree on the matrix keys both have.
+that no task of the step names, those that agree on the matrix keys both have.
 """
 
 from __future__ import annotations
@@ -160,8 +160,12 @@ class Pipeline:
         found: list[Task] = []
         for need in task.step.needs:
             candidates = self.tasks_of(need)
-            named = [t for t in candidates if any(_mentions(task.words, out) for out in t.outs)]
-            found += named or [t for t in candidates if _agree(task, t)]
+            siblings = [
+                [c for c in candidates if any(_mentions(t.words, out) for out in c.outs)]
+                for t in self.tasks_of(task.step.name)
+            ]
+            named = siblings[task.index]
+            found += named if any(siblings) else [c for c in candidates if _agree(task, c)]
         return found
 
     def descendants(self, name: str) -> set[str]:

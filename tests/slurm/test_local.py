@@ -25,6 +25,7 @@ p = argparse.ArgumentParser()
 p.add_argument("out", type=Path); p.add_argument("text")
 p.add_argument("--sleep", type=float, default=0); p.add_argument("--read", type=Path, nargs="*")
 p.add_argument("--fail", action="store_true"); p.add_argument("--resume", action="store_true")
+p.add_argument("--code", type=int, default=9)
 p.add_argument("--count", type=Path); p.add_argument("--gb", type=float, default=0)
 a = p.parse_args()
 with open(a.count, "a") as f:
@@ -41,7 +42,7 @@ if a.resume:
     with open(a.out / "steps", "a") as f:
         f.write("x")
     if len((a.out / "steps").read_text()) < 2:
-        sys.exit(9)
+        sys.exit(a.code)
     artifact.finish(a.out, kind="note")
 else:
     parents = {str(i): r for i, r in enumerate(a.read or [])}
@@ -198,6 +199,13 @@ def test_a_step_that_resumes_keeps_its_folder(bench: Bench) -> None:
     bench.run(code=1)  # another command: the old folder is set aside, not carried on
     assert (bench.run_dir / "b" / "1" / "steps").read_text() == "x"
     assert (bench.run_dir / "b" / "1.stale" / "steps").read_text() == "xx"
+
+
+def test_a_command_that_saved_and_asks_for_more_is_run_again(bench: Bench) -> None:
+    bench.write(more="--resume --code 75", extra="resumes = true")
+    done = bench.run()
+    assert bench.ran() == ["one", "two-1", "two-1", "two-2", "two-2", "three"]
+    assert done.stdout.count("asks to be run again") == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -114,13 +114,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _file_table(folder: Path) -> dict[str, dict[str, Any]]:
+def _file_table(
+    folder: Path, hashes: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    known = hashes or {}
     table: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.rglob("*")):
         rel = path.relative_to(folder).as_posix()
         if rel == MANIFEST or not path.is_file():
             continue
-        table[rel] = {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        digest = known[rel] if rel in known else sha256_file(path)
+        table[rel] = {"bytes": path.stat().st_size, "sha256": digest}
     return table
 
 
@@ -129,6 +133,11 @@ def _content_hash(files: Mapping[str, Mapping[str, Any]]) -> str:
     for name in sorted(files):
         digest.update(f"{name}\0{files[name]['sha256']}\n".encode())
     return digest.hexdigest()
+
+
+def content_hash_of(hashes: Mapping[str, str]) -> str:
+    """Return the content hash of a folder whose files (relative path -> SHA-256) are given."""
+    return _content_hash({name: {"sha256": digest} for name, digest in hashes.items()})
 
 
 def content_hash(path: Path) -> str:
@@ -159,6 +168,8 @@ def finish(
     parents: Mapping[str, Path] | None = None,
     seed: int | None = None,
     extra: Mapping[str, Any] | None = None,
+    hashes: Mapping[str, str] | None = None,
+    parent_hashes: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Hash everything in `folder` and write its manifest: from now on it is finished.
 
@@ -168,9 +179,13 @@ def finish(
         parents: name -> path of every input; each is recorded with its content hash.
         seed: the seed that fixes the folder's randomness, if any.
         extra: facts worth keeping beside the above (counts, gate edits, ...).
+        hashes: SHA-256 of files (relative path -> hex) that the caller computed while writing
+            them, so that large files are not read a second time.
+        parent_hashes: content hash of parents (by name) that the caller knows already.
     """
     folder = Path(folder)
-    files = _file_table(folder)
+    files = _file_table(folder, hashes)
+    parent_hash = dict(parent_hashes or {})
     manifest = {
         "kind": kind,
         "content_hash": _content_hash(files),
@@ -181,7 +196,10 @@ def finish(
         "seed": seed,
         "config": _jsonable(config),
         "parents": {
-            name: {"path": str(p), "content_hash": content_hash(Path(p))}
+            name: {
+                "path": str(p),
+                "content_hash": parent_hash.get(name) or content_hash(Path(p)),
+            }
             for name, p in (parents or {}).items()
         },
         "extra": _jsonable(dict(extra or {})),
@@ -200,11 +218,13 @@ def create(
     parents: Mapping[str, Path] | None = None,
     seed: int | None = None,
     extra: dict[str, Any] | None = None,
+    hashes: Mapping[str, str] | None = None,
+    parent_hashes: Mapping[str, str] | None = None,
 ) -> Iterator[Path]:
     """Yield a temporary folder that becomes `out`, manifest included, when the block ends.
 
-    If the block raises (or the process dies) nothing appears at `out`.  `extra` may be
-    filled inside the block; it is written with the manifest.
+    If the block raises (or the process dies) nothing appears at `out`.  `extra`, `hashes` and
+    `parent_hashes` may be filled inside the block; see `finish` for what they hold.
 
     Raises:
         UserError: `out` already exists (remove it or choose another), or its parent folder
@@ -222,7 +242,16 @@ def create(
     os.chmod(tmp, 0o755)
     try:
         yield tmp
-        finish(tmp, kind=kind, config=config, parents=parents, seed=seed, extra=extra)
+        finish(
+            tmp,
+            kind=kind,
+            config=config,
+            parents=parents,
+            seed=seed,
+            extra=extra,
+            hashes=hashes,
+            parent_hashes=parent_hashes,
+        )
         os.rename(tmp, out)
     except BaseException:
         shutil.rmtree(tmp, ignore_errors=True)

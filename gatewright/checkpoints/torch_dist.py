@@ -1,0 +1,187 @@
+"""Reading Megatron's torch_dist checkpoints (torch.distributed.checkpoint), tensor by tensor.
+
+A folder holds `.metadata`, a pickle that says which box of which tensor lies where, and
+`__R_N.distcp` files, in which every box is a small torch.save archive.  Any tensor, pipeline
+or data parallel layout is just a different set of boxes.  `.metadata` is read as data and
+never run (torch's own reader unpickles it, which would run whatever a stranger put there).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gatewright.checkpoints import dtypes, pickles
+from gatewright.checkpoints.storage import Piece, StoredTensor
+from gatewright.checkpoints.torch_files import SavedTensor, read_saved
+from gatewright.errors import UserError
+
+METADATA = ".metadata"
+MAX_METADATA_BYTES = 1 << 30
+_DCP = "torch.distributed.checkpoint"
+_ALLOWED = {
+    "torch.Size",
+    "torch.strided",
+    "torch.serialization._get_layout",
+    "collections.OrderedDict",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+    *(f"torch.{name}" for name in dtypes.TORCH_NAMES),
+    *(
+        f"{_DCP}.metadata.{name}"
+        for name in (
+            "Metadata",
+            "MetadataIndex",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "StorageMeta",
+            "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    f"{_DCP}.filesystem._StorageInfo",
+    f"{_DCP}.filesystem.StorageInfo",
+    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
+    "megatron.core.dist_checkpointing.core.CheckpointingConfig",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blob:
+    file: str
+    offset: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """A box of a tensor as `.metadata` describes it, and the archive that holds it."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    blob: _Blob
+
+
+@dataclasses.dataclass(frozen=True)
+class Described:
+    """A tensor as `.metadata` describes it: nothing of its data has been looked at."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+def _size(value: Any) -> tuple[int, ...]:
+    if isinstance(value, pickles.Record) and value.name == "torch.Size":
+        (value,) = value.args
+    if not isinstance(value, (tuple, list)) or not all(
+        isinstance(n, int) and n >= 0 for n in value
+    ):
+        raise ValueError("a size is not a row of whole numbers")
+    return tuple(value)
+
+
+def read_metadata(root: Path) -> dict[str, Described]:
+    """Return what `.metadata` says about every tensor.
+
+    Raises:
+        UserError: missing, damaged, or with content that a checkpoint has no use for.
+    """
+    path = root / METADATA
+    try:
+        if path.stat().st_size > MAX_METADATA_BYTES:
+            raise UserError(f"{path}: {path.stat().st_size} bytes are more than a checkpoint needs")
+        data = path.read_bytes()
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read ({e.strerror})") from e
+    top = pickles.read(data, str(path), allowed=_ALLOWED)
+    try:
+        blobs = _blobs(top["storage_data"])
+        return {
+            str(name): _described(str(name), entry, blobs)
+            for name, entry in top["state_dict_metadata"].items()
+            if entry.name.endswith(".TensorStorageMetadata")
+        }
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as e:
+        raise UserError(f"{path}: is damaged ({type(e).__name__}: {e}); copy it again") from e
+
+
+def _blobs(storage_data: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]], _Blob]:
+    blobs = {}
+    for index, info in storage_data.items():
+        file = info["relative_path"]
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            raise ValueError(f"data file {file!r} does not lie beside .metadata")
+        offset, length = int(info["offset"]), int(info["length"])
+        if offset < 0 or length < 0:
+            raise ValueError(f"{file}: negative offset")
+        if info["transform_descriptors"] if "transform_descriptors" in info.state else None:
+            raise ValueError(f"{file}: is compressed")
+        where = () if index["offset"] is None else _size(index["offset"])
+        blobs[str(index["fqn"]), where] = _Blob(file, offset, length)
+    return blobs
+
+
+def _described(
+    name: str, entry: pickles.Record, blobs: Mapping[tuple[str, tuple[int, ...]], _Blob]
+) -> Described:
+    kind = entry["properties"].state[0]
+    dtype = dtypes.TORCH_NAMES[kind.name.removeprefix("torch.")]
+    boxes = []
+    for chunk in entry["chunks"]:
+        offsets, shape = _size(chunk["offsets"]), _size(chunk["sizes"])
+        blob = blobs.get((name, offsets))
+        if blob is None:
+            raise ValueError(f"{name}: no data for the box at {offsets}")
+        boxes.append(Box(offsets, shape, blob))
+    shape = _size(entry["size"])
+    for box in boxes:
+        if len(box.shape) != len(shape) or any(
+            o + n > full for o, n, full in zip(box.offsets, box.shape, shape, strict=True)
+        ):
+            raise ValueError(f"{name}: a box reaches beyond the tensor")
+    if sum(math.prod(b.shape) for b in boxes) != math.prod(shape):
+        raise ValueError(f"{name}: the boxes do not cover the tensor")
+    return Described(dtype, shape, tuple(boxes))
+
+
+class Tensors(Mapping[str, StoredTensor]):
+    """The tensors of a torch_dist folder; a tensor's archives are opened when it is asked for.
+
+    Raises (on access):
+        UserError: a data file is missing or damaged, or disagrees with `.metadata`.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.described = read_metadata(root)
+
+    def __getitem__(self, name: str) -> StoredTensor:
+        described = self.described[name]
+        pieces = tuple(self._piece(name, described, box) for box in described.boxes)
+        return StoredTensor(name, described.dtype, described.shape, pieces)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.described)
+
+    def __len__(self) -> int:
+        return len(self.described)
+
+    def _piece(self, name: str, described: Described, box: Box) -> Piece:
+        path = self.root / box.blob.file
+        if not path.is_file():
+            raise UserError(f"{path}: is missing although .metadata lists it; copy it again")
+        if box.blob.offset + box.blob.length > path.stat().st_size:
+            raise UserError(f"{path}: is shorter than .metadata says; copy it again")
+        saved = read_saved(path, box.blob.offset, box.blob.length)
+        if (
+            not isinstance(saved, SavedTensor)
+            or saved.shape != box.shape
+            or saved.dtype != described.dtype
+        ):
+            raise UserError(f"{path}: holds something else than {name} where .metadata says so")
+        return Piece(box.blob.file, saved.start, box.offsets, box.shape, saved.entry)

@@ -1,0 +1,256 @@
+"""Finding the gates of a checkpoint: which tensors are `A_log`, and what dt goes with each.
+
+A gate is recognised by its tensors: `A_log` beside `dt_bias` (Mamba-2 and its hybrids, Gated
+DeltaNet, Kimi delta attention) or beside the bias of `dt_proj` (Mamba-1, Jamba, Zamba).  The
+configuration then says how dt is clamped, and excludes models whose A_log is not the log of a
+decay rate.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gatewright.checkpoints import dtypes
+from gatewright.checkpoints.opening import open_checkpoint
+from gatewright.checkpoints.storage import Checkpoint, StoredTensor
+from gatewright.errors import UserError
+from gatewright.gates import definitions
+
+KINDS = {
+    "mamba2": "one gate per head: A_log (H,) with dt_bias (H,)",
+    "mamba1": "gates per channel and state: A_log (E, N) with dt_proj.bias (E,)",
+    "zamba": "gates per head, channel and state: A_log (H, P, N) with dt_proj_bias (H, P)",
+    "delta": "one rate per head, dt per key channel: A_log (H,) with dt_bias (H*K,)",
+}
+"""The shapes in which gates occur."""
+
+KNOWN_MODEL_TYPES = {
+    *("mamba", "falcon_mamba", "jamba", "zamba"),
+    *("mamba2", "bamba", "zamba2", "nemotron_h", "falcon_h1", "granitemoehybrid"),
+    *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
+    *("olmo_hybrid", "kimi_linear"),
+}
+"""model_type values whose decay was checked to be exp(-dt * exp(A_log))."""
+
+_CLAMPED_FROM_BELOW = {"nemotron_h", "zamba2"}  # they read time_step_min, not time_step_limit
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+_OPTIMIZER = re.compile(r"^optimizer\.state\.(?:param|fp32_param)\.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """The gates of one layer.
+
+    Raises:
+        UserError: from `values`, when a stored gate is not finite.
+    """
+
+    layer: int
+    kind: str
+    A_log: StoredTensor
+    bias: StoredTensor
+    """dt_bias, or the bias of dt_proj."""
+    masters: tuple[StoredTensor, ...] = ()
+    """fp32 copies that an optimizer holds; an edit of A_log alone would be undone by it."""
+
+    @property
+    def n_heads(self) -> int:
+        """Heads of the layer; channels in Mamba-1, whose A_log is (channels, d_state)."""
+        return max(self.A_log.shape) if self.kind in ("mamba2", "delta") else self.A_log.shape[0]
+
+    def values(self, checkpoint: Checkpoint) -> np.ndarray:
+        """Return A_log as float64 (H, M): M is 1 for one gate per head."""
+        values = checkpoint.read_float(self.A_log).reshape(self.n_heads, -1)
+        if not np.isfinite(values).all():
+            raise UserError(
+                f"{checkpoint.root}: {self.A_log.name} holds values that are not finite"
+            )
+        return values
+
+    def dt(self, checkpoint: Checkpoint, dt_limit: tuple[float, float]) -> np.ndarray:
+        """Return dt of a zero input as float64, broadcastable to `values`: (H, 1) or (H, M)."""
+        bias = checkpoint.read_float(self.bias)
+        bias = bias.reshape(self.n_heads, -1)
+        if self.kind == "zamba":  # (H, P) against A_log (H, P * N)
+            bias = np.repeat(bias, self.A_log.shape[-1], axis=1)
+        return definitions.dt_from_weights(bias, dt_limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """All gates of a checkpoint, by layer, and how the model clamps dt."""
+
+    checkpoint: Checkpoint
+    model_type: str
+    dt_limit: tuple[float, float]
+    gates: tuple[Gate, ...]
+    warnings: tuple[str, ...]
+
+    def tau(self, gate: Gate, dt: np.ndarray | None = None) -> np.ndarray:
+        """Return the effective length of each gate of a layer in tokens, (H, M).
+
+        Args:
+            dt: measured mean step per head, (H,) or (H, M); softplus(dt_bias) if not given.
+        """
+        step = (
+            gate.dt(self.checkpoint, self.dt_limit) if dt is None else dt.reshape(gate.n_heads, -1)
+        )
+        return definitions.tau_from_dt(gate.values(self.checkpoint), step)
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer's number in a tensor's name, None where the name has none."""
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None
+
+
+def find_gates(source: Path | str | Checkpoint) -> Gates:
+    """Return the gates of a checkpoint (a folder, or one that is open already).
+
+    Raises:
+        UserError: the folder is no known checkpoint, or holds no gate; the message lists what
+            was looked for and found.
+    """
+    checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(Path(source))
+    model_type = model_type_of(checkpoint.config)
+    _refuse_bounded(checkpoint, model_type)
+    names = [n for n in checkpoint.tensors if n == "A_log" or n.endswith(".A_log")]
+    masters: dict[str, list[str]] = {}
+    models = []
+    for name in names:
+        plain = _OPTIMIZER.sub("", name)
+        if plain != name:
+            masters.setdefault(plain, []).append(name)
+        elif not name.startswith("optimizer."):
+            models.append(name)
+    if not models:
+        raise UserError(_nothing_found(checkpoint, model_type))
+    gates = []
+    for order, name in enumerate(models):
+        layer = layer_of(name)
+        copies = tuple(checkpoint.tensors[m] for m in masters.get(name, ()))
+        gates.append(_gate(checkpoint, name, order if layer is None else layer, copies))
+    gates.sort(key=lambda g: (g.layer, g.A_log.name))
+    numbers = [g.layer for g in gates]
+    if len(set(numbers)) != len(numbers):
+        raise UserError(f"{checkpoint.root}: two A_log tensors claim one layer: {models[:4]}")
+    warnings = []
+    if model_type not in KNOWN_MODEL_TYPES and checkpoint.config:
+        warnings.append(
+            f"model_type {model_type!r} is not among the {len(KNOWN_MODEL_TYPES)} checked ones; "
+            f"its tensors look like {gates[0].kind} ({KINDS[gates[0].kind]})"
+        )
+    return Gates(
+        checkpoint,
+        model_type,
+        dt_limit_of(checkpoint.config, model_type),
+        tuple(gates),
+        tuple(warnings),
+    )
+
+
+def model_type_of(config: Mapping[str, Any]) -> str:
+    """Return the architecture's name in a Hugging Face, Megatron-run or mamba_ssm config."""
+    if "model_type" in config:
+        return str(config["model_type"])
+    if isinstance(config.get("ssm_cfg"), Mapping):
+        return {"Mamba2": "mamba2"}.get(config["ssm_cfg"].get("layer", "Mamba1"), "mamba")
+    model = config.get("model")
+    if isinstance(model, Mapping) and "family" in model:
+        return str(model["family"])
+    return str(config.get("family", "unknown"))
+
+
+def dt_limit_of(config: Mapping[str, Any], model_type: str) -> tuple[float, float]:
+    """Return the range to which the model clamps dt.
+
+    Raises:
+        UserError: the configuration's limit is not a pair of numbers in order.
+    """
+    if model_type in _CLAMPED_FROM_BELOW:
+        limit: Any = (config.get("time_step_min", 0.001), math.inf)
+    else:
+        ssm = config.get("ssm_cfg")
+        limit = (ssm if isinstance(ssm, Mapping) else {}).get("dt_limit")
+        limit = limit or config.get("time_step_limit") or definitions.UNLIMITED
+    try:
+        # transformers 5 writes infinity as {"__float__": "Infinity"}
+        low, high = (float(x["__float__"] if isinstance(x, Mapping) else x) for x in limit)
+    except (TypeError, ValueError, KeyError) as e:
+        raise UserError(f"config.json: time_step_limit {limit!r} is not a pair of numbers") from e
+    if not 0 <= low < high:
+        raise UserError(f"config.json: time_step_limit {limit!r} is not a range of step sizes")
+    return low, high
+
+
+def _gate(checkpoint: Checkpoint, name: str, layer: int, masters: tuple[StoredTensor, ...]) -> Gate:
+    A_log = checkpoint.tensors[name]
+    prefix = name.removesuffix("A_log")
+    for sibling in ("dt_bias", "dt_proj.bias", "dt_proj_bias"):
+        if prefix + sibling in checkpoint.tensors:
+            bias = checkpoint.tensors[prefix + sibling]
+            break
+    else:
+        raise UserError(
+            f"{checkpoint.root}: {name} has no step size beside it; looked for {prefix}dt_bias, "
+            f"{prefix}dt_proj.bias and {prefix}dt_proj_bias"
+        )
+    for tensor in (A_log, bias, *masters):
+        if tensor.dtype not in dtypes.FLOATS:
+            raise UserError(
+                f"{checkpoint.root}: {tensor.name} is stored as {tensor.dtype}; "
+                f"gates are edited in {', '.join(dtypes.FLOATS)} only"
+            )
+    kind = _kind(A_log, bias)
+    if kind is None or any(m.shape != A_log.shape for m in masters):
+        raise UserError(
+            f"{checkpoint.root}: {name} has shape {A_log.shape} and {bias.name} {bias.shape}; "
+            f"known: {'; '.join(KINDS.values())}"
+        )
+    return Gate(layer, kind, A_log, bias, masters)
+
+
+def _kind(A_log: StoredTensor, bias: StoredTensor) -> str | None:
+    shape, steps = A_log.shape, bias.shape
+    if not A_log.numel or not bias.numel:
+        return None
+    if A_log.numel == max(shape, default=0):  # (H,) or (1, 1, H, 1)
+        if bias.numel == A_log.numel:
+            return "mamba2"
+        return "delta" if bias.numel % A_log.numel == 0 else None
+    if len(shape) == 2 and steps == shape[:1]:
+        return "mamba1"
+    return "zamba" if len(shape) == 3 and steps == shape[:2] else None
+
+
+def _refuse_bounded(checkpoint: Checkpoint, model_type: str) -> None:
+    """Refuse models whose decay is bounded: there exp(A_log) is a slope, not a rate."""
+    config = checkpoint.config
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else config
+    bounded = (model_type == "bailing_hybrid" and config.get("kda_safe_gate", True)) or (
+        model_type.startswith("glm5_next") and text.get("linear_lower_bound", -5.0) is not None
+    )
+    if bounded:
+        raise UserError(
+            f"{checkpoint.root}: {model_type} bounds its decay "
+            "(lower_bound * sigmoid(exp(A_log) * g)), so adding log(s) to A_log "
+            "does not scale its decay rate; it cannot be edited"
+        )
+
+
+def _nothing_found(checkpoint: Checkpoint, model_type: str) -> str:
+    some: Sequence[str] = list(checkpoint.tensors)[:3]
+    return (
+        f"{checkpoint.root}: a {model_type} with no gate to scale: none of its "
+        f"{len(checkpoint.tensors)} tensors is named *.A_log (looked for: "
+        f"{'; '.join(KINDS.values())}); "
+        f"found for example {', '.join(some) or 'nothing'}"
+    )

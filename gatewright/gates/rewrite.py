@@ -1,0 +1,101 @@
+"""From a checkpoint and its edits to finished folders, each complete or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gatewright import artifact
+from gatewright.errors import UserError
+from gatewright.gates.edits import Dts, Plan
+from gatewright.gates.find import Gates
+from gatewright.gates.patching import Output, patches_of, write_copies
+from gatewright.gates.report import edit_report
+
+KINDS = {
+    "huggingface": "hf-model",
+    "pytorch": "pytorch-model",
+    "megatron": "pretrain",
+    "deepspeed": "deepspeed",
+}
+"""Checkpoint format -> the kind that its copy's manifest states."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A finished copy and what its edit did."""
+
+    folder: Path
+    plan: Plan
+    report: dict[str, Any]
+
+
+def output_folders(out: Path, plans: Sequence[Plan]) -> list[Path]:
+    """Return where each edit goes: `out` itself for one edit, `out-s0.5`, `out-s2`, ... else.
+
+    Raises:
+        UserError: two edits would go to one folder.
+    """
+    if len(plans) == 1:
+        return [out]
+    folders = [out.with_name(f"{out.name}-{plan.edit.label}") for plan in plans]
+    if len(set(folders)) != len(folders):
+        raise UserError(f"--out {out}: the same edit is asked for twice")
+    return folders
+
+
+def write_edits(
+    gates: Gates,
+    plans: Sequence[Plan],
+    out: Path,
+    *,
+    dts: Dts,
+    link: bool = False,
+    progress: Callable[[int], None] = lambda n: None,
+) -> list[Written]:
+    """Write one copy of the checkpoint per edit, in one pass over its files.
+
+    Every copy appears complete, with its manifest, or not at all; when one fails none appears.
+
+    Args:
+        out: the folder of a single edit, or the stem of several (see `output_folders`).
+        link: share unchanged files with the input where the filesystem can.
+        progress: told the bytes of the input as they are done.
+
+    Raises:
+        UserError: an output exists, lies inside the checkpoint, or cannot be written.
+    """
+    checkpoint = gates.checkpoint
+    folders = output_folders(Path(out), plans)
+    root = checkpoint.root.resolve()
+    for folder in folders:
+        if folder.resolve().is_relative_to(root):
+            raise UserError(f"--out {folder} lies inside the checkpoint; choose another place")
+    reports = [edit_report(plan, gates, dts) for plan in plans]
+    parent_hashes: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        outputs = []
+        for plan, folder, report in zip(plans, folders, reports, strict=True):
+            hashes: dict[str, str] = {}
+            tmp = stack.enter_context(
+                artifact.create(
+                    folder,
+                    kind=KINDS[checkpoint.format],
+                    config={"edit": plan.edit.describe()},
+                    parents={"model": checkpoint.root},
+                    extra={"gates": report, "model_type": gates.model_type},
+                    hashes=hashes,
+                    parent_hashes=parent_hashes,
+                )
+            )
+            changed = ((tensor, raw) for _, tensor, raw in plan.changes(gates))
+            outputs.append(Output(tmp, patches_of(checkpoint, changed), hashes))
+        try:
+            sources = write_copies(checkpoint, outputs, link=link, progress=progress)
+        except OSError as e:
+            raise UserError(f"{e.filename or out}: {e.strerror}; nothing was written") from e
+        parent_hashes["model"] = artifact.content_hash_of(sources)
+    return [Written(*row) for row in zip(folders, plans, reports, strict=True)]

@@ -14,7 +14,10 @@ from gatewright.models import ModelConfig
 
 @dataclasses.dataclass(frozen=True)
 class ParallelConfig:
-    """How one model is spread over processes; what is left over is data parallel."""
+    """How one model is spread over processes; what is left over is data parallel.
+
+    Optimizer state is always sharded over data parallel processes (ZeRO 1).
+    """
 
     tensor: int = 1
     """Tensor parallel size: heads, channels and vocabulary rows are split over it."""
@@ -24,8 +27,6 @@ class ParallelConfig:
     """Context parallel size: the tokens of a sequence are split over it."""
     sequence: bool = False
     """Sequence parallelism: activations between tensor-parallel parts are split by tokens."""
-    distributed_optimizer: bool = True
-    """Shard optimizer state over the data parallel processes (ZeRO 1)."""
     overlap: bool = False
     """Overlap gradient reduction and parameter gathering with computation."""
 

@@ -28,6 +28,9 @@ _EXPECTED_WARNINGS = (
     "Apex is not installed",
     "full scope is deprecated",  # Megatron warns of its own default
     "The .grad attribute of a Tensor that is not a leaf",  # views of parameters, by design
+    "When using async grad allreduce it is recommended",
+    "`load_state_dict` is deprecated",
+    "Please use DTensor instead",
     "`torch.distributed.*` is deprecated",
 )
 _enabled = False

@@ -47,8 +47,8 @@ def processes(
 ) -> Iterator[int]:
     """Hold Megatron's process groups open; yields the data parallel size.
 
-    Groups that exist already are torn down first, so a test may change layouts in one
-    process.  The generators of all processes are seeded: alike over data parallel ranks,
+    A world that exists already is used and left as it is, so that several layouts can be
+    tried in one launch.  The generators of all processes are seeded: alike over data parallel ranks,
     differently over tensor and pipeline ranks, as Megatron expects.
 
     Raises:
@@ -57,7 +57,8 @@ def processes(
     cpu.enable()
     from megatron.core import parallel_state
 
-    if not dist.is_initialized():
+    started_here = not dist.is_initialized()
+    if started_here:
         _start(timedelta(minutes=timeout_minutes))
     data_parallel = parallel.data(dist.get_world_size())
     parallel_state.destroy_model_parallel()
@@ -72,7 +73,8 @@ def processes(
         yield data_parallel
     finally:
         parallel_state.destroy_model_parallel()
-        dist.destroy_process_group()
+        if started_here:
+            dist.destroy_process_group()
 
 
 def seed_everything(seed: int) -> None:

@@ -192,7 +192,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint of this step."""
-        gathers_late = self.config.parallel.overlap and self.config.parallel.distributed_optimizer
+        gathers_late = self.config.parallel.overlap
         if gathers_late:  # parameters arrive with the next forward pass; fetch them now
             self.wrapped.disable_forward_pre_hook(param_sync=True)
         self._saver.save(

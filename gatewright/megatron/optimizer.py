@@ -119,9 +119,9 @@ def wrap(model: nn.Module, parallel: ParallelConfig) -> nn.Module:
             config=model.config,
             ddp_config=DistributedDataParallelConfig(
                 grad_reduce_in_fp32=True,
-                use_distributed_optimizer=parallel.distributed_optimizer,
+                use_distributed_optimizer=True,
                 overlap_grad_reduce=parallel.overlap,
-                overlap_param_gather=parallel.overlap and parallel.distributed_optimizer,
+                overlap_param_gather=parallel.overlap,
             ),
             module=model,
         )
@@ -135,7 +135,6 @@ def build(wrapped: nn.Module, train: TrainConfig, parallel: ParallelConfig) -> t
 
     if not cpu.present():
         _use_our_adam()
-    overlap = parallel.overlap and parallel.distributed_optimizer
     config = OptimizerConfig(
         optimizer="adam",
         lr=train.lr,
@@ -147,8 +146,8 @@ def build(wrapped: nn.Module, train: TrainConfig, parallel: ParallelConfig) -> t
         clip_grad=train.clip_grad_norm,
         bf16=train.dtype == "bf16",
         params_dtype=torch.bfloat16 if train.dtype == "bf16" else torch.float32,
-        use_distributed_optimizer=parallel.distributed_optimizer,
-        overlap_param_gather=overlap,
+        use_distributed_optimizer=True,
+        overlap_param_gather=parallel.overlap,
     )
     with cpu.redirect():
         optimizer = get_megatron_optimizer(config, [wrapped], config_overrides=_groups(train))

@@ -1,0 +1,218 @@
+"""DeepSpeed on this machine: process group, engine, checkpoints that survive kill -9.
+
+The model's parameters stay fp32 throughout.  DeepSpeed's own bf16 mode casts every parameter,
+`A_log`, `D` and `dt_bias` among them, and a decay rate rounded to 8 bits is another gate; so
+bf16 here is autocast: matrix products in bfloat16, everything else as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gatewright import artifact
+from gatewright.errors import UserError
+from sft.recipes import TrainConfig
+
+FP32_PARAMETERS = ("A_log", "D", "dt_bias")
+LATEST = "latest.json"
+
+
+def use_device() -> torch.device:
+    """Choose this process's device and tell DeepSpeed before it is imported."""
+    if torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.cuda.set_device(local_rank)
+        return torch.device("cuda", local_rank)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def process_group(device: torch.device) -> Iterator[None]:
+    """Join torchrun's process group, or make one of a single process, for the block.
+
+    On CPU the collectives are gloo's: DeepSpeed's shared-memory ones would be compiled on
+    first use, for a minute.
+    """
+    import datetime
+
+    import torch.distributed as dist
+
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(minutes=30)
+        )
+    else:
+        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+            os.environ.setdefault(name, value)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.HashStore(),
+            rank=0,
+            world_size=1,
+        )
+    try:
+        _import_deepspeed(device)
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _import_deepspeed(device: torch.device) -> None:
+    import logging
+
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.WARNING)
+    if device.type == "cpu":
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device.type == "cuda" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+    )
+
+
+def deepspeed_config(config: TrainConfig, world_size: int) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a training configuration.
+
+    Raises:
+        UserError: the batch does not divide over the processes.
+    """
+    per_pass = config.micro_batch_packs * world_size
+    if config.global_batch_packs % per_pass:
+        raise UserError(
+            f"--train.global-batch-packs {config.global_batch_packs} is not a multiple of "
+            f"{world_size} processes x --train.micro-batch-packs {config.micro_batch_packs}"
+        )
+    out: dict[str, Any] = {
+        "train_batch_size": config.global_batch_packs,
+        "train_micro_batch_size_per_gpu": config.micro_batch_packs,
+        "gradient_accumulation_steps": config.global_batch_packs // per_pass,
+        "gradient_clipping": config.clip_norm,
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": config.zero_stage, "contiguous_gradients": False},
+    }
+    if config.precision == "bf16":
+        out["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
+    return out
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return AdamW's groups: matrices decay; norms, biases and Mamba's A_log, D, dt_bias do not."""
+    decay: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        kept = parameter.ndim >= 2 and name.rpartition(".")[2] not in FP32_PARAMETERS
+        (decay if kept else plain).append(parameter)
+    groups = [
+        {"params": decay, "weight_decay": weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def initialize(module: nn.Module, config: TrainConfig, world_size: int) -> Any:
+    """Return the DeepSpeed engine around `module` with torch's AdamW."""
+    import deepspeed
+
+    optimizer = torch.optim.AdamW(
+        parameter_groups(module, config.weight_decay),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=module,
+        optimizer=optimizer,
+        config=deepspeed_config(config, world_size),
+        dist_init_required=False,
+    )
+    return engine
+
+
+def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+    """Return the rate of optimizer step `step` (from 0): linear warm-up, then cosine."""
+    import math
+
+    if step < config.lr_warmup_steps:
+        return config.lr * (step + 1) / config.lr_warmup_steps
+    span = max(steps - config.lr_warmup_steps, 1)
+    share = min((step - config.lr_warmup_steps) / span, 1.0)
+    low = config.lr * config.min_lr_ratio
+    return low + (config.lr - low) * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def set_learning_rate(engine: Any, lr: float) -> None:
+    for group in engine.optimizer.param_groups:
+        group["lr"] = lr
+
+
+@contextlib.contextmanager
+def gathered(engine: Any) -> Iterator[nn.Module]:
+    """Give whole parameters for the block: under ZeRO-3 each rank else holds a piece."""
+    module: nn.Module = engine.module
+    if engine.zero_optimization_stage() < 3:
+        yield module
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=None):
+        yield module
+
+
+def save_checkpoint(engine: Any, folder: Path, step: int, state: dict[str, Any], keep: int) -> None:
+    """Write a checkpoint that is complete or absent.
+
+    DeepSpeed writes into a temporary folder; it is renamed when every rank is done, and the
+    pointer to it is replaced last.  Older checkpoints are removed after that.
+    """
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    tag, partial = f"step_{step:07d}", f"partial_step_{step:07d}"
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder / partial, ignore_errors=True)
+    dist.barrier()
+    engine.save_checkpoint(str(folder), tag=partial, client_state=state, save_latest=False)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder / tag, ignore_errors=True)
+        os.rename(folder / partial, folder / tag)
+        artifact.write_json(folder / LATEST, {"tag": tag, "step": step})
+        for old in sorted(folder.glob("step_*"))[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    dist.barrier()
+
+
+def latest_checkpoint(folder: Path) -> tuple[str, int] | None:
+    """Return (tag, step) of the newest complete checkpoint, None if there is none."""
+    pointer = folder / LATEST
+    if not pointer.is_file():
+        return None
+    found = json.loads(pointer.read_text())
+    return found["tag"], found["step"]
+
+
+def load_checkpoint(engine: Any, folder: Path, tag: str) -> dict[str, Any]:
+    """Load weights and optimizer into the engine; return the state saved beside them."""
+    path, state = engine.load_checkpoint(str(folder), tag=tag)
+    if path is None:
+        raise UserError(f"{folder / tag}: cannot be resumed from; remove the folder to start anew")
+    return dict(state)

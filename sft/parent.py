@@ -1,0 +1,120 @@
+"""The model that fine-tuning starts from, and the folder it ends in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gatewright import artifact
+from gatewright.errors import UserError
+from sft.dataset import TOKENIZER_FILES
+from sft.objective import FAMILIES, register_attention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Parent:
+    """A Hugging Face folder that can be fine-tuned.
+
+    Attributes:
+        path: the folder.
+        family: mamba2 or llama.
+        gate_scale: what its gates were multiplied by since pretraining; 1.0 if nothing says
+            so, None for a llama, which has none.
+        vocab_size: rows of its embedding.
+    """
+
+    path: Path
+    family: str
+    gate_scale: float | None
+    vocab_size: int
+
+
+def inspect(path: Path) -> Parent:
+    """Read what a model folder says of itself, without loading weights.
+
+    Raises:
+        UserError: not a finished model folder of ours nor a Hugging Face one, or another
+            architecture.
+    """
+    extra: Mapping[str, Any] = {}
+    if (path / artifact.MANIFEST).is_file():
+        extra = artifact.read_manifest(path, "hf-model", flag="--model").get("extra") or {}
+    if not path.is_dir():
+        raise UserError(f"--model {path}: no such folder")
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"--model {path}: holds no config.json; give a Hugging Face model folder "
+            "(python -m tools.convert CKPT --to hf makes one)"
+        ) from None
+    except json.JSONDecodeError as e:
+        raise UserError(f"--model {path / 'config.json'}: is not JSON ({e})") from e
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise UserError(f"--model {path}: model_type {family!r} is neither mamba2 nor llama")
+    gate_scale = None
+    if family == "mamba2":
+        gate_scale = float(extra.get("gate_scale") or 1.0)
+    return Parent(path, family, gate_scale, int(config["vocab_size"]))
+
+
+def check_vocabulary(parent: Parent, data: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse data whose token ids the model cannot have or means differently.
+
+    Raises:
+        UserError: the tokenizer has more tokens than the model, or is not the model's own.
+    """
+    needed = int(manifest["extra"]["vocab_size"])
+    if needed > parent.vocab_size:
+        raise UserError(
+            f"--model {parent.path}: its vocabulary of {parent.vocab_size} is smaller than the "
+            f"{needed} tokens of the tokenizer that --data {data} was prepared with; prepare the "
+            "data with the model's own tokenizer"
+        )
+    own = parent.path / "tokenizer.json"
+    if own.is_file() and artifact.sha256_file(own) != manifest["extra"]["tokenizer_sha256"]:
+        raise UserError(
+            f"--data {data}: was prepared with another tokenizer than the one in --model "
+            f"{parent.path}; run sft.prepare --tokenizer {parent.path}"
+        )
+
+
+def load(parent: Parent) -> PreTrainedModel:
+    """Return the model with fp32 weights, ready for packed samples."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    kwargs: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True}
+    if parent.family == "mamba2":
+        from transformers import Mamba2ForCausalLM
+
+        from gatewright.kernels import bind_transformers
+
+        bind_transformers()
+        return Mamba2ForCausalLM.from_pretrained(str(parent.path), **kwargs)
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(
+        str(parent.path), attn_implementation=register_attention(), **kwargs
+    )
+
+
+def save(model: nn.Module, out: Path, tokenizer: Path, stop_ids: list[int]) -> None:
+    """Write the model into `out` in the Hugging Face layout, tokenizer files beside it."""
+    assert hasattr(model, "generation_config")
+    model.generation_config.eos_token_id = stop_ids
+    model.save_pretrained(str(out))  # type: ignore[operator]
+    for name in TOKENIZER_FILES:
+        if (tokenizer / name).is_file():
+            shutil.copy2(tokenizer / name, out / name)

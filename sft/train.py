@@ -1,0 +1,354 @@
+"""Fine-tuning: `python -m sft.train RECIPE --model DIR --data DIR --out DIR`.
+
+DeepSpeed ZeRO around a transformers model, on GPUs or on CPU; one process, or several under
+`torchrun -m`.  Started again with the same flags after a crash, it goes on from the newest
+checkpoint and ends in the same weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gatewright import artifact, cli
+from gatewright.config import split_recipe
+from gatewright.errors import UserError
+from sft.recipes import RECIPES, TrainConfig
+
+PROG = "python -m sft.train"
+RUN = "run.json"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Flags of `python -m sft.train RECIPE`."""
+
+    model: Path
+    """Hugging Face folder of a Mamba2 or Llama model, ours or another's."""
+    data: Path
+    """Folder made by sft.prepare."""
+    out: Path
+    """Folder to make: the fine-tuned model, its tokenizer and metrics."""
+    train: TrainConfig
+    """How to train; the recipe gives the defaults."""
+
+
+def claim(args: Args, recipe: str, parents: dict[str, str]) -> None:
+    """Make the output folder this run's, or find that it already is.
+
+    Raises:
+        UserError: it is finished, belongs to another run, or holds something else.
+    """
+    run = {"recipe": recipe, **parents, "train": dataclasses.asdict(args.train)}
+    if (args.out / artifact.MANIFEST).exists():
+        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
+    if (args.out / RUN).is_file():
+        import json
+
+        if json.loads((args.out / RUN).read_text()) != run:
+            raise UserError(
+                f"--out {args.out}: holds a run with other settings or inputs ({RUN}); "
+                "repeat its flags to resume it, or choose another folder"
+            )
+        return
+    if args.out.exists() and any(args.out.iterdir()):
+        raise UserError(f"--out {args.out} exists: remove it or choose another folder")
+    args.out.mkdir(parents=True, exist_ok=True)
+    artifact.write_json(args.out / RUN, run)
+
+
+class Run:
+    """Everything a training run holds: model, data, engine, curriculum, log."""
+
+    def __init__(self, args: Args, recipe: str, device: Any) -> None:
+        import torch.distributed as dist
+
+        from gatewright.chat import Renderer
+        from sft import engine as deepspeed_engine
+        from sft import parent
+        from sft.curriculum import PoolCurriculum
+        from sft.dataset import Samples
+        from sft.objective import PackedLoss
+        from sft.packing import PackStream, plan
+
+        self.args, self.config, self.device = args, args.train, device
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
+        self.parent = parent.inspect(args.model)
+        parent.check_vocabulary(self.parent, args.data, self.manifest)
+        deepspeed_engine.deepspeed_config(self.config, self.world)
+        if self.rank == 0:
+            hashes = {"model": artifact.content_hash(args.model)}
+            claim(args, recipe, hashes | {"data": self.manifest["content_hash"]})
+        dist.barrier()
+
+        self.samples = Samples(args.data / "train")
+        self.held_out = Samples(args.data / "held_out")
+        longest = int(self.samples.index["length"].max(initial=0))
+        if longest > self.config.context_tokens:
+            raise UserError(
+                f"--train.context-tokens {self.config.context_tokens}: --data {args.data} holds "
+                f"a sample of {longest} tokens; raise it, or prepare with a shorter context"
+            )
+        if not len(self.samples):
+            raise UserError(f"--data {args.data}: holds no training sample")
+        largest = int(self.samples.index["pool_size"].max())
+        self.steps = self.config.steps
+        if not self.steps:
+            lengths = self.samples.index["length"].astype("int64")
+            packs = len(plan(lengths, self.config.context_tokens, ("count",)))
+            self.steps = math.ceil(self.config.epochs * packs / self.config.global_batch_packs)
+        self.curriculum = PoolCurriculum(self.config, self.steps, largest)
+        self.stream = PackStream(self.samples, self.config.context_tokens, self.config.seed)
+        self.renderer = Renderer.load(args.data / "tokenizer")
+        pad = self.renderer.tokenizer.pad_token_id
+        self.pad_id = self.renderer.stop_ids[-1] if pad is None else pad
+        self._questions: Any = None
+
+        model = parent.load(self.parent)
+        if self.config.gradient_checkpointing:
+            model.gradient_checkpointing_enable()
+        self.engine = deepspeed_engine.initialize(PackedLoss(model), self.config, self.world)
+        self.step = 0
+        self.best = math.inf
+        self.evaluations_since_best = 0
+        self._resume()
+
+    def _resume(self) -> None:
+        from sft import engine as deepspeed_engine
+
+        folder = self.args.out / CHECKPOINTS
+        found = deepspeed_engine.latest_checkpoint(folder)
+        if found is None:
+            return
+        state = deepspeed_engine.load_checkpoint(self.engine, folder, found[0])
+        self.step = state["step"]
+        self.stream.restore(state["stream"])
+        self.curriculum.level = state["level"]
+        self.best = state["best"]
+        self.evaluations_since_best = state["evaluations_since_best"]
+
+    def checkpoint(self) -> None:
+        """Write everything that the next step depends on."""
+        from sft import engine as deepspeed_engine
+
+        state = {
+            "step": self.step,
+            "stream": self.stream.state(),
+            "level": self.curriculum.level,
+            "best": self.best,
+            "evaluations_since_best": self.evaluations_since_best,
+        }
+        folder = self.args.out / CHECKPOINTS
+        keep = self.config.keep_checkpoints
+        deepspeed_engine.save_checkpoint(self.engine, folder, self.step, state, keep)
+
+    def train_step(self) -> dict[str, Any]:
+        """Run one optimizer step; return its metrics (loss in nats per target token)."""
+        from sft.engine import learning_rate, set_learning_rate
+        from sft.evaluate import all_sum
+        from sft.packing import collate, targets
+
+        began = time.perf_counter()
+        config = self.config
+        pool_size = self.curriculum.at(self.step)
+        self.stream.limit(pool_size)
+        packs = self.stream.take(config.global_batch_packs)
+        wanted = sum(targets(self.samples, pack) for pack in packs)
+        lr = learning_rate(config, self.step, self.steps)
+        set_learning_rate(self.engine, lr)
+        mine = packs[self.rank :: self.world]
+        passes = len(mine) // config.micro_batch_packs
+        total = 0.0
+        for i in range(passes):
+            chosen = mine[i * config.micro_batch_packs : (i + 1) * config.micro_batch_packs]
+            batch = collate(self.samples, chosen, self.pad_id).to(self.device)
+            # DeepSpeed averages over passes and processes; the loss is a mean over targets.
+            loss = self.engine(batch, passes * self.world / max(wanted, 1))
+            self.engine.backward(loss)
+            self.engine.step()
+            total += float(loss.detach())
+        self.step += 1
+        (total,) = all_sum([total / (passes * self.world)], self.device)
+        tokens = sum(int(self.samples.index[i]["length"]) for pack in packs for i in pack)
+        seconds = time.perf_counter() - began
+        return {
+            "loss": total,
+            "lr": lr,
+            "grad_norm": float(self.engine.get_global_grad_norm() or 0.0),
+            "pool_size": pool_size,
+            "tokens": tokens,
+            "targets": wanted,
+            "tokens_per_second": round(tokens / seconds, 1),
+        }
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return held-out loss and, if asked for, call accuracy at the present pool size."""
+        from sft import evaluate
+        from sft.engine import gathered
+
+        config = self.config
+        share = (self.rank, self.world)
+        out: dict[str, Any] = {}
+        loss = evaluate.held_out_loss(
+            self.engine,
+            self.held_out,
+            config.context_tokens,
+            config.eval_packs,
+            self.pad_id,
+            share,
+            self.device,
+        )
+        if loss is not None:
+            out["held_out_loss"] = loss
+            improved = loss < self.best
+            self.best = min(loss, self.best)
+            self.evaluations_since_best = 0 if improved else self.evaluations_since_best + 1
+        if config.eval_calls:
+            builder, questions = self._call_questions()
+            if questions:
+                pool_size = self.curriculum.at(max(self.step - 1, 0))
+                with gathered(self.engine) as module:
+                    found = evaluate.call_accuracy(
+                        module.model,  # type: ignore[arg-type]
+                        self.renderer,
+                        builder,
+                        questions,
+                        pool_size,
+                        config.eval_new_tokens,
+                        share,
+                        self.device,
+                    )
+                out |= {f"call_{name}": value for name, value in found.items()}
+                out["call_pool_size"] = pool_size
+                self.curriculum.report(found["right_tool"])
+        return out
+
+    def _call_questions(self) -> tuple[Any, list[dict[str, Any]]]:
+        if self._questions is None:
+            import json
+
+            from sft.evaluate import load_questions
+            from sft.pools import PoolBuilder
+
+            with open(self.args.data / "tools.jsonl", encoding="utf-8") as f:
+                tools = [json.loads(line) for line in f]
+            prepared = self.manifest["config"]
+            builder = PoolBuilder(
+                tools, prepared["max_pool_size"], prepared["order"], prepared["seed"]
+            )
+            self._questions = (builder, load_questions(self.args.data, self.config.eval_calls))
+        return self._questions
+
+    @property
+    def stopped_early(self) -> bool:
+        return bool(self.config.early_stop) and (
+            self.evaluations_since_best >= self.config.early_stop
+        )
+
+    def loop(self) -> dict[str, Any]:
+        """Train to the end; return the last evaluation."""
+        from gatewright.runlog import RunLog, progress
+
+        first = self.rank == 0
+        log = None
+        if first:
+            log = RunLog(self.args.out, resume_step=self.step if self.step else None)
+        last: dict[str, Any] = {}
+        bar = progress(
+            total=self.steps, initial=self.step, desc="fine-tuning", unit="step", disable=not first
+        )
+        while self.step < self.steps and not self.stopped_early:
+            metrics = self.train_step()
+            due = self.config.eval_every and self.step % self.config.eval_every == 0
+            if due or self.step == self.steps:
+                last = self.evaluate()
+                metrics |= last
+            if log is not None and (last or self.step % self.config.log_every == 0):
+                log.log(self.step, **metrics)
+            bar.set_postfix(loss=f"{metrics['loss']:.3f}", k=metrics["pool_size"])
+            bar.update()
+            every = self.config.checkpoint_every
+            if every and self.step % every == 0 and self.step < self.steps:
+                self.checkpoint()
+        bar.close()
+        if log is not None:
+            log.close()
+        return last
+
+    def finish(self, last: dict[str, Any]) -> None:
+        """Write the model and the manifest; checkpoints for resuming go."""
+        import torch.distributed as dist
+
+        from sft import parent
+        from sft.engine import gathered
+
+        with gathered(self.engine) as module:
+            if self.rank == 0:
+                parent.save(
+                    module.model,  # type: ignore[arg-type]
+                    self.args.out,
+                    self.args.data / "tokenizer",
+                    self.renderer.stop_ids,
+                )
+        dist.barrier()
+        if self.rank == 0:
+            shutil.rmtree(self.args.out / CHECKPOINTS, ignore_errors=True)
+            artifact.finish(
+                self.args.out,
+                kind="hf-model",
+                config=self.args,
+                parents={"model": self.args.model, "data": self.args.data},
+                seed=self.config.seed,
+                extra={
+                    "family": self.parent.family,
+                    "gate_scale": self.parent.gate_scale,
+                    "steps": self.step,
+                    "stopped_early": self.stopped_early,
+                    **last,
+                },
+            )
+
+
+def main(recipe: str, args: Args) -> None:
+    """Fine-tune a model on prepared chats."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from sft.engine import process_group, use_device
+
+    device = use_device()
+    with process_group(device):
+        run = Run(args, recipe, device)
+        run.finish(run.loop())
+
+
+def entry() -> None:
+    """Read the recipe's name, then the flags over the recipe's values."""
+    import tyro
+
+    try:
+        recipe, argv = split_recipe(sys.argv[1:], RECIPES, PROG)
+        config = RECIPES.get(recipe)
+    except UserError as e:
+        cli.fail(e)
+    missing: Any = tyro.MISSING
+    default = Args(model=missing, data=missing, out=missing, train=config)
+    cli.run(
+        lambda args: main(recipe, args),
+        Args,
+        prog=f"{PROG} {recipe}",
+        description=main.__doc__,
+        default=default,
+        argv=argv,
+    )
+
+
+if __name__ == "__main__":
+    entry()

@@ -32,6 +32,8 @@ from typing import Any
 from gatewright.errors import UserError
 
 MANIFEST = "manifest.json"
+REVISION = "REVISION"
+"""File in a copy of the checkout without .git that says which revision it is."""
 _VERSIONED = (
     "torch",
     "megatron-core",
@@ -80,10 +82,15 @@ def write_json(path: Path, value: Any) -> None:
         raise
 
 
-def git_revision() -> str | None:
-    """Return the revision of the checkout this package runs from, `+dirty` when edited."""
-    root = Path(__file__).resolve().parent.parent
+def git_revision(root: Path | None = None) -> str | None:
+    """Return the revision of the checkout this package runs from, `+dirty` when edited.
+
+    A frozen copy (slurm.submission) answers from its REVISION file.
+    """
+    root = Path(__file__).resolve().parent.parent if root is None else root
     if not (root / ".git").exists():
+        with contextlib.suppress(OSError):
+            return (root / REVISION).read_text().strip()
         return None
     try:
         rev = subprocess.run(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from gatewright import artifact
 from gatewright.errors import UserError
 from slurm import child, plan
 from slurm.environment import environment
@@ -297,12 +298,9 @@ def _print_summary(run: Path, chosen: list[Task], states: dict[str, str], wall: 
     )
 
 
-def keep_pipeline_file(pipeline: Pipeline, run: Path) -> None:
-    """Copy the pipeline file into the run, for status and for whoever reads the run later.
-
-    Raises:
-        UserError: the folder belongs to another pipeline.
-    """
-    kept = run / plan.RECORDS / "pipeline.toml"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(pipeline.path, kept)
+def keep_pipeline_file(pipeline: Pipeline, run: Path, overrides: dict[str, str]) -> None:
+    """Copy the pipeline file into the run, for status and for whoever reads the run later."""
+    folder = run / plan.RECORDS
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(pipeline.path, folder / "pipeline.toml")
+    artifact.write_json(folder / "settings.json", overrides)

@@ -12,7 +12,9 @@ import tyro
 
 from gatewright import cli
 from gatewright.errors import UserError
-from slurm import local, spec
+from slurm import job, local, plan, spec, submission
+from slurm import site as sites
+from slurm.spec import Pipeline, Task
 
 PROG = "python -m slurm.pipeline"
 
@@ -28,9 +30,11 @@ class Args:
     submit: bool = False
     """Submit to Slurm."""
     dry_run: bool = False
-    """Only print what would run and why."""
+    """Only print what would run and why; with --submit also write the sbatch files."""
     run: Path | None = None
     """Run folder; by default runs/NAME."""
+    site: Path | None = None
+    """Site file for --submit; by default $GATEWRIGHT_SITE or site.toml."""
     only: str | None = None
     """Run nothing but this step; its needs must be finished."""
     start_from: Annotated[str | None, tyro.conf.arg(name="from")] = None
@@ -69,13 +73,62 @@ def main(args: Args) -> int:
     if args.start_from:
         pipeline.step(args.start_from)
         forced = pipeline.descendants(args.start_from)
+    if args.submit:
+        return submit(args, pipeline, run, chosen, forced)
     if args.dry_run:
         return local.dry_run(pipeline, run, chosen, forced)
-    local.keep_pipeline_file(pipeline, run)
+    if submission.folders(run) and submission.active_jobs(run, pipeline):
+        raise UserError(f"{run}: has jobs in the queue: python -m slurm.cancel {run} first")
+    local.keep_pipeline_file(pipeline, run, overrides(args.set))
     again = [a for a in sys.argv[1:] if not a.startswith("--from")]
     if args.start_from in again:
         again.remove(args.start_from)
     return local.execute(pipeline, run, chosen, forced, f"{PROG} {shlex.join(again)}")
+
+
+def submit(args: Args, pipeline: Pipeline, run: Path, chosen: list[Task], forced: set[str]) -> int:
+    """Write the sbatch files of what is not finished or queued, submit them, print the graph."""
+    site = sites.load(args.site)
+    for task in chosen:
+        for pattern in task.inputs:
+            if not Path(pattern).expanduser().is_absolute():
+                raise UserError(
+                    f"step {task.step.name!r}: inputs: {pattern!r} must be an absolute path: the "
+                    "jobs run in a copy of the code"
+                )
+        plan.fingerprint_inputs(task)
+    active = {} if args.dry_run else submission.active_jobs(run, pipeline)
+    for task in chosen:
+        if task.step.name in forced and task.name in active:
+            raise UserError(
+                f"--from {args.start_from}: {task.name!r} is in the queue (job "
+                f"{active[task.name]}): python -m slurm.cancel {run} first"
+            )
+    why = local.reasons(pipeline, run, chosen, forced)
+    pending = submission.todo(pipeline, chosen, why, active)
+    if not pending:
+        queued = f", {len(active)} of them still in the queue" if active else ", all finished"
+        print(f"nothing to submit: {len(chosen)} tasks{queued}")
+        return 0
+    steps = [pipeline.step(name) for name in pending]
+    name = "dry-run" if args.dry_run else None
+    folder = submission.write(pipeline, run, site, overrides(args.set), steps, local.CODE, name)
+    if args.dry_run:
+        rows = submission.unqueued(pipeline, pending)
+    else:
+        (run / plan.RECORDS / job.CANCEL).unlink(missing_ok=True)
+        for task in chosen:
+            if task.step.name in forced:
+                plan.forget(run, task)
+        rows = submission.submit(pipeline, folder, pending, active)
+    print(f"{pipeline.name}: {len(rows)} jobs, {sum(map(len, pending.values()))} tasks")
+    print(submission.graph(pipeline, rows))
+    print(f"files: {folder}")
+    if args.dry_run:
+        print("nothing was submitted (--dry-run)")
+    else:
+        print(f"watch: python -m slurm.status {run}")
+    return 0
 
 
 if __name__ == "__main__":

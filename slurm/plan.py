@@ -48,6 +48,8 @@ class Record:
     attempts: int = 1
     outs: dict[str, str] = dataclasses.field(default_factory=dict)
     """Output folder -> content hash."""
+    job: str = ""
+    """Slurm's id of the job that runs it; empty on this machine."""
 
 
 def record_path(run: Path, task: Task) -> Path:
@@ -169,6 +171,14 @@ def adopt(run: Path, task: Task) -> None:
     if record is not None and record.state != "done":
         record.state, record.exit_code = "done", 0
         record.outs = out_hashes(run, task)
+        write_record(run, task, record)
+
+
+def forget(run: Path, task: Task) -> None:
+    """Make a finished task unfinished: its next run will set its output aside."""
+    record = read_record(run, task)
+    if record is not None:
+        record.fingerprint = {**record.fingerprint, "command": ["asked to run again"]}
         write_record(run, task, record)
 
 

@@ -72,3 +72,9 @@ def test_changed_bytes_are_noticed(tmp_path: Path) -> None:
     (out / "a.txt").write_text("jello")
     with pytest.raises(UserError, match=r"a\.txt: differs"):
         artifact.verify(out)
+
+
+def test_a_frozen_copy_of_the_checkout_knows_its_revision(tmp_path: Path) -> None:
+    assert artifact.git_revision(tmp_path) is None
+    (tmp_path / artifact.REVISION).write_text("abc+dirty\n")
+    assert artifact.git_revision(tmp_path) == "abc+dirty"

@@ -1,0 +1,112 @@
+"""The files that sbatch gets: one a step, readable, with its tasks' commands as comments."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from slurm.site import Site
+from slurm.spec import Pipeline, Step, Task
+
+_HEADER = """\
+#!/bin/bash
+# {pipeline}: step {step}{summary}
+# Written by python -m slurm.pipeline {file} --submit.
+"""
+
+_BODY = """\
+
+set -eu
+{setup}cd {code}
+# The job's life (save before the limit, requeue, records) is slurm/job.py; exec makes it the
+# process that the signal reaches.
+exec {python} -m slurm.job {submission} {step} {index}
+"""
+
+
+def array_of(indices: list[int], throttle: int | None) -> str:
+    """Return Slurm's notation of array indices: `0-2,5%4`."""
+    ranges: list[list[int]] = []
+    for i in sorted(indices):
+        if ranges and ranges[-1][1] == i - 1:
+            ranges[-1][1] = i
+        else:
+            ranges.append([i, i])
+    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+    return f"{text}%{throttle}" if throttle else text
+
+
+def options(pipeline: Pipeline, step: Step, site: Site, run: Path) -> list[str]:
+    """Return the #SBATCH options of a step."""
+    r = step.resources
+    tasks = pipeline.tasks_of(step.name)
+    pattern = "%A_%a" if step.matrix else "%j"
+    found = [
+        f"--job-name={pipeline.name}.{step.name}",
+        f"--output={run}/pipeline/logs/slurm/{step.name}-{pattern}.out",
+        "--open-mode=append",
+        f"--nodes={r.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={r.cpus}",
+        f"--time={r.time}",
+        f"--signal=B:USR1@{site.save_seconds}",
+        "--requeue",
+        "--kill-on-invalid-dep=yes",
+    ]
+    if step.matrix:
+        found.append(f"--array={array_of([t.index for t in tasks], step.throttle)}")
+    if r.gpus:
+        found.append(site.gpu_option.format(n=r.gpus))
+    memory = r.memory or site.memory
+    if memory:
+        found.append(f"--mem={memory}")
+    partition = r.partition or (site.cpu_partition if not r.gpus else "") or site.partition
+    if partition:
+        found.append(f"--partition={partition}")
+    account = r.account or site.account
+    if account:
+        found.append(f"--account={account}")
+    return [*found, *site.sbatch]
+
+
+def readable(task: Task, run: Path) -> str:
+    """Return a task's command for a comment: torchrun where it takes processes."""
+    argv = task.argv(str(run))
+    r, processes = task.step.resources, task.step.processes
+    if processes and argv[0] == "python":
+        argv[:1] = ["torchrun", f"--nnodes={r.nodes}", f"--nproc-per-node={processes}"]
+    return shlex.join(argv)
+
+
+def script(pipeline: Pipeline, step: Step, site: Site, run: Path, submission: Path) -> str:
+    """Return the text of a step's sbatch file.
+
+    Args:
+        run: the run folder, as the nodes see it.
+        submission: the folder with the frozen code (`code/`) and pipeline file.
+    """
+    summary = f": {step.summary}" if step.summary else ""
+    lines = [
+        _HEADER.format(
+            pipeline=pipeline.name, step=step.name, summary=summary, file=pipeline.path.name
+        )
+    ]
+    lines += [f"#SBATCH {option}\n" for option in options(pipeline, step, site, run)]
+    lines.append("\n")
+    for task in pipeline.tasks_of(step.name):
+        index = f"{task.index}: " if step.matrix else ""
+        lines.append(f"# {index}{readable(task, run)}\n")
+    setup = "".join(f"{line}\n" for line in site.setup)
+    index = '"$SLURM_ARRAY_TASK_ID"' if step.matrix else "0"
+    code = shlex.quote(str(submission / "code"))
+    lines.append(
+        _BODY.format(
+            setup=setup,
+            code=code,
+            python=shlex.quote(site.python),
+            submission=shlex.quote(str(submission)),
+            step=step.name,
+            index=index,
+        )
+    )
+    return "".join(lines)

@@ -1,0 +1,127 @@
+"""The launcher on each node of a job: srun starts one of these a node.
+
+A step with `processes` runs under torchrun, whose rendezvous takes node rank, master address
+and port from Slurm's variables.  torchrun forwards no SIGUSR1 and hides its workers' exit codes;
+this launcher does the first and returns the second, so that "saved, run me again" (75) and
+"bad input" (2) reach the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from slurm import plan, submission
+from slurm.environment import environment
+from slurm.site import Site
+from slurm.spec import Task
+
+_FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives to clients
+
+
+def master_port(env: Mapping[str, str]) -> int:
+    """Return the rendezvous port of a job step: reserved by Slurm, or else from its ids.
+
+    Every node computes the same; jobs that share a node, and a job's own restarts, differ.
+    """
+    reserved = env.get("SLURM_STEP_RESV_PORTS", "")
+    if reserved:
+        return int(reserved.split(",")[0].split("-")[0])
+    job, step = int(env["SLURM_JOB_ID"]), int(env.get("SLURM_STEP_ID", "0"))
+    restart = int(env.get("SLURM_RESTART_COUNT", "0"))
+    return _FIRST_PORT + (job * 31 + restart * 7 + step) % _PORTS
+
+
+def rendezvous(nodes: int, env: Mapping[str, str]) -> list[str]:
+    """Return torchrun's flags for how the nodes of a job find each other."""
+    if nodes == 1:  # any free port will do, and nobody else needs to know it
+        return ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    return [
+        f"--node-rank={env['SLURM_NODEID']}",
+        # srun runs on the first node of the allocation, which has SLURM_NODEID 0.
+        f"--master-addr={env['SLURM_LAUNCH_NODE_IPADDR']}",
+        f"--master-port={master_port(env)}",
+    ]
+
+
+def run_command(argv: list[str], env: dict[str, str]) -> int:
+    """Run one command on this node, pass SIGUSR1 on to it, and return its exit code."""
+    process = subprocess.Popen(argv, env=env)
+
+    def tell() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)
+
+    with _on_warning(tell):
+        code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+def run_torchrun(task: Task, argv: list[str], nodes: int, env: Mapping[str, str]) -> int:
+    """Run a command under torchrun; return 0 or its workers' exit code (75 if any says so)."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    flags = [
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={task.step.processes}",
+        *rendezvous(nodes, env),
+    ]
+    try:
+        with _on_warning(_tell_workers):
+            torchrun.run(torchrun.parse_args([*flags, *argv[1:]]))
+    except ChildFailedError as e:
+        codes = [failure.exitcode for failure in e.failures.values()]
+        if plan.EXIT_RUN_AGAIN in codes:
+            return plan.EXIT_RUN_AGAIN
+        print(str(e), file=sys.stderr)
+        first = e.get_first_failure()[1].exitcode
+        return first if first >= 0 else 128 - first
+    return 0
+
+
+def _tell_workers() -> None:
+    """Send SIGUSR1 to torchrun's workers: our children that have a rank."""
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "RANK" in process.environ():
+                process.send_signal(signal.SIGUSR1)
+
+
+@contextlib.contextmanager
+def _on_warning(action: Callable[[], None]) -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        action()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def launch(task: Task, site: Site, run: Path) -> int:
+    """Start a task's command on this node and return its exit code."""
+    argv = task.argv(str(run))
+    env = environment(task, site.env)
+    if argv[0] == "python":
+        argv[0] = sys.executable
+        if task.step.processes:
+            os.environ.update(env)
+            return run_torchrun(task, argv, task.step.resources.nodes, env)
+    return run_command(argv, env)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    frozen, site_settings = submission.load(folder)
+    chosen = frozen.tasks_of(sys.argv[2])[int(sys.argv[3])]
+    sys.exit(launch(chosen, site_settings, folder.parents[2]))

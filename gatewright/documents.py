@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gatewright.artifact import MANIFEST
 from gatewright.errors import UserError
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -84,7 +85,8 @@ def find_shards(patterns: Sequence[str | Path], flag: str) -> list[Path]:
         found: list[Path] = []
         for path in map(Path, named):
             if path.is_dir():
-                found.extend(p for p in sorted(path.rglob("*")) if p.is_file() and is_shard(p))
+                inside = (p for p in sorted(path.rglob("*")) if p.is_file() and is_shard(p))
+                found.extend(p for p in inside if p.name != MANIFEST)
             elif is_shard(path):
                 found.append(path)
             else:

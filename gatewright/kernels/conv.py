@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gatewright.kernels import backend
+from gatewright.kernels.native import conv as native
 from gatewright.kernels.reference import causal_conv1d_reference
 from gatewright.kernels.ssd_torch import segments
 
@@ -39,13 +40,34 @@ def causal_conv1d(
         module = backend.cuda_module("causal_conv1d")
         if module is not None:
             return module.causal_conv1d_fn(x, weight, bias, activation=activation)
-    out = _Conv.apply(x, weight, bias, initial_states, seq_idx, silu)
+    out = _convolve(x, weight, bias, initial_states, seq_idx, silu)
     if not return_final_states:
         return out
     _, final = causal_conv1d_reference(  # of the last w-1 tokens: cheap, and obviously right
         *_tail(x, weight, seq_idx, initial_states), return_final_states=True
     )
     return out, final
+
+
+def _convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    initial: Tensor | None,
+    seq_idx: Tensor | None,
+    silu: bool,
+) -> Tensor:
+    library = backend.native_for(x)
+    needs = initial is not None and initial.requires_grad and torch.is_grad_enabled()
+    if library is None or needs or weight.shape[1] not in native.WIDTHS or not x.numel():
+        return _Conv.apply(x, weight, bias, initial, seq_idx, silu)
+    rows = x.transpose(1, 2)
+    past = None if initial is None else initial.transpose(1, 2).float().contiguous()
+    segment = None if seq_idx is None else segments(seq_idx).int()
+    if x.dtype == torch.float16:
+        rows = rows.float()
+    out = native.Conv.apply(library, rows, weight, bias, past, segment, silu)
+    return out.to(x.dtype).transpose(1, 2)
 
 
 def _tail(

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from gatewright.kernels import backend
+from gatewright.kernels.native import norm as native
+
 
 def gated_rms_norm(
     x: Tensor,
@@ -27,7 +30,22 @@ def gated_rms_norm(
     size = group_size or x.shape[-1]
     if x.shape[-1] % size:
         raise ValueError(f"group_size {size} does not divide {x.shape[-1]} channels")
+    library = backend.native_for(x, z)
+    if library is not None and x.dtype != torch.float16:
+        return native.Norm.apply(library, x, weight, z, eps, size, norm_before_gate)
     return _GatedRMSNorm.apply(x, weight, z, eps, size, norm_before_gate)
+
+
+def silu_gate(y: Tensor, z: Tensor) -> Tensor:
+    """Return y * silu(z), computed in fp32 at least, in the dtype of y."""
+    library = backend.native_for(y, z)
+    if library is not None and y.dtype != torch.float16 and y.numel():
+        flat = native.Norm.apply(
+            library, y.flatten(2), None, z.flatten(2), 0.0, y.shape[2:].numel(), False
+        )
+        return flat.view(y.shape)
+    acc = torch.float64 if y.dtype == torch.float64 else torch.float32
+    return (y.to(acc) * F.silu(z.to(acc))).to(y.dtype)
 
 
 class _GatedRMSNorm(Function):

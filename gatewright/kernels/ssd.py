@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gatewright.kernels import backend
+from gatewright.kernels.native import ssd as native_ssd
+from gatewright.kernels.norm import silu_gate
 from gatewright.kernels.reference import discretize_dt
-from gatewright.kernels.ssd_torch import ssd_torch
+from gatewright.kernels.ssd_torch import segments, ssd_torch
 
 
 def ssd_scan(
@@ -62,10 +64,47 @@ def ssd_scan(
     step = discretize_dt(
         dt.to(acc), None if dt_bias is None else dt_bias.to(acc), dt_softplus, dt_limit
     )
-    y, final = ssd_torch(x, step, A.to(acc), B, C, D, initial_states, seq_idx)
+    library = backend.native_for(x, B, C)
+    if library is None or x.shape[1] == 0 or x.shape[3] > native_ssd.MAX_HEAD_DIM:
+        y, final = ssd_torch(x, step, A.to(acc), B, C, D, initial_states, seq_idx)
+    else:
+        y, final = _native(
+            library, x, step, A, B, C, D, initial_states, seq_idx, return_final_states
+        )
     if z is not None:
-        y = (y.to(acc) * F.silu(z.to(acc))).to(x.dtype)
+        y = silu_gate(y, z)
     return (y, final) if return_final_states else y
+
+
+def _native(
+    library: ctypes.CDLL,
+    x: Tensor,
+    step: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    initial: Tensor | None,
+    seq_idx: Tensor | None,
+    want_final: bool,
+) -> tuple[Tensor, Tensor]:
+    """Bring the arguments into the C++ kernel's types; autograd brings gradients back."""
+    dtype = x.dtype if x.dtype in (torch.float32, torch.bfloat16) else torch.float32
+    if D is not None:
+        D = (D if D.dim() == 2 else D[:, None]).float().expand(x.shape[2:]).contiguous()
+    y, final = native_ssd.Scan.apply(
+        library,
+        x.to(dtype),
+        step.contiguous(),
+        A.float().contiguous(),
+        B.to(dtype),
+        C.to(dtype),
+        D,
+        None if initial is None else initial.float().contiguous(),
+        None if seq_idx is None else segments(seq_idx).int(),
+        want_final,
+    )
+    return y.to(x.dtype), final
 
 
 def _check(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor) -> None:

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gatewright.kernels import backend
+from gatewright.kernels.native import step as native
+from gatewright.kernels.native.ssd import rows
 from gatewright.kernels.reference import discretize_dt
 
 
@@ -36,11 +39,25 @@ def state_step(
     bias = None if dt_bias is None else dt_bias.to(acc)
     step = discretize_dt(dt.to(acc), bias, dt_softplus, dt_limit)
     xa = x.to(acc)
+    library = backend.native_for(state)
+    if library is not None and state.dtype == torch.float32 and state.is_contiguous():
+        D_rows = None if D is None else (D if D.dim() == 2 else D[:, None]).float()
+        y = native.state_step(
+            library,
+            state,
+            rows(xa),
+            step,
+            A.float(),
+            rows(B.float()),
+            rows(C.float()),
+            None if D_rows is None else D_rows.expand(h, p).contiguous(),
+        )
+        return (y if z is None else y * F.silu(z.float())).to(x.dtype)
     new = state if state.dtype == acc else state.to(acc)
     new.mul_(torch.exp(step * A.to(acc))[..., None, None])
-    rows = new.view(b, g, -1, n)
-    rows.addcmul_((xa * step[..., None]).view(b, g, -1, 1), B.to(acc)[:, :, None])
-    y = (rows @ C.to(acc)[..., None]).view(b, h, p)
+    by_group = new.view(b, g, -1, n)
+    by_group.addcmul_((xa * step[..., None]).view(b, g, -1, 1), B.to(acc)[:, :, None])
+    y = (by_group @ C.to(acc)[..., None]).view(b, h, p)
     if new is not state:
         state.copy_(new)
     if D is not None:

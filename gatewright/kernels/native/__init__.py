@@ -1,0 +1,1 @@
+"""C++ kernels for CPUs: sources, their compilation on first use, and how they are called."""

@@ -181,7 +181,7 @@ def read(
     source: str,
     *,
     allowed: Collection[str],
-    allowed_suffixes: tuple[str, ...] = (),
+    allowed_prefixes: tuple[str, ...] = (),
     persistent: Callable[[Any], Any] = lambda pid: Record("persistent", (pid,)),
 ) -> Any:
     """Return the data of a pickle: containers, literals, `Global` and `Record`.
@@ -189,7 +189,7 @@ def read(
     Args:
         source: what to call the file in an error message.
         allowed: full names that may occur.
-        allowed_suffixes: endings that may occur on names below `torch.`.
+        allowed_prefixes: beginnings of further names that may occur.
         persistent: turns a persistent id (torch's storages) into a value.
 
     Raises:
@@ -197,12 +197,7 @@ def read(
     """
 
     def allow(name: str) -> bool:
-        return name in allowed or (
-            bool(allowed_suffixes)
-            and name.startswith("torch.")
-            and name.count(".") == 1
-            and name.endswith(allowed_suffixes)
-        )
+        return name in allowed or name.startswith(allowed_prefixes)
 
     machine = _Machine(allow, persistent)
     try:

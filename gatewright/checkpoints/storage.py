@@ -81,18 +81,53 @@ class Checkpoint:
         """
         if isinstance(tensor, str):
             tensor = self.tensors[tensor]
-        raw = dtypes.RAW[tensor.dtype]
-        out = np.empty(tensor.shape, raw)
-        if sum(math.prod(p.shape) for p in tensor.pieces) != tensor.numel:
-            raise ValueError(f"{self.root}: the pieces of {tensor.name} do not cover it")
+        if not tensor.shape:
+            return self._block(tensor, tensor.pieces[0], 0, 1).reshape(())
+        return self.read_rows(tensor, 0, tensor.shape[0])
+
+    def read_rows(self, tensor: StoredTensor | str, begin: int, end: int) -> np.ndarray:
+        """Return rows `begin` to `end` (axis 0) of a tensor; only their bytes are read.
+
+        Raises:
+            KeyError: no tensor of that name.
+            ValueError: the pieces do not cover the rows, or a file is cut short.
+        """
+        if isinstance(tensor, str):
+            tensor = self.tensors[tensor]
+        out = np.empty((end - begin, *tensor.shape[1:]), dtypes.RAW[tensor.dtype])
+        filled = 0
         for piece in tensor.pieces:
-            with open(self.root / piece.file, "rb") as f:
-                f.seek(piece.start)
-                block = np.empty(piece.shape, raw)
-                if f.readinto(block.reshape(-1).view(np.uint8).data) != block.nbytes:  # type: ignore[attr-defined]
-                    raise ValueError(f"{self.root / piece.file}: {tensor.name} is cut short")
-            out[piece.index()] = block
+            first = max(begin, piece.offsets[0])
+            last = min(end, piece.offsets[0] + piece.shape[0])
+            if first >= last:
+                continue
+            block = self._block(tensor, piece, first - piece.offsets[0], last - piece.offsets[0])
+            out[(slice(first - begin, last - begin), *piece.index()[1:])] = block
+            filled += block.size
+        if filled != out.size:
+            raise ValueError(f"{self.root}: the pieces of {tensor.name} do not cover it")
         return out
+
+    def _block(self, tensor: StoredTensor, piece: Piece, first: int, last: int) -> np.ndarray:
+        """Read rows `first` to `last` of a piece."""
+        block = np.empty((last - first, *piece.shape[1:]), dtypes.RAW[tensor.dtype])
+        row_bytes = math.prod(piece.shape[1:]) * block.itemsize
+        with open(self.root / piece.file, "rb", buffering=0) as f:
+            f.seek(piece.start + first * row_bytes)
+            target = block.reshape(-1).view(np.uint8).data
+            done = 0
+            while done < block.nbytes:
+                n = f.readinto(target[done:])
+                if not n:
+                    raise ValueError(f"{self.root / piece.file}: {tensor.name} is cut short")
+                done += n
+        return block
+
+    def shape_and_dtype(self, name: str) -> tuple[tuple[int, ...], str] | None:
+        """Return a tensor's shape and type without opening its data; None if there is none."""
+        described = getattr(self.tensors, "described", self.tensors)
+        tensor = described.get(name)
+        return None if tensor is None else (tensor.shape, tensor.dtype)
 
     def read_float(self, tensor: StoredTensor | str) -> np.ndarray:
         """Return a float tensor's values as float64."""

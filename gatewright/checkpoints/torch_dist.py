@@ -21,7 +21,6 @@ from gatewright.errors import UserError
 
 METADATA = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
-_DCP = "torch.distributed.checkpoint"
 _ALLOWED = {
     "torch.Size",
     "torch.strided",
@@ -30,24 +29,9 @@ _ALLOWED = {
     "pathlib.PosixPath",
     "pathlib._local.PosixPath",
     *(f"torch.{name}" for name in dtypes.TORCH_NAMES),
-    *(
-        f"{_DCP}.metadata.{name}"
-        for name in (
-            "Metadata",
-            "MetadataIndex",
-            "TensorStorageMetadata",
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "TensorProperties",
-            "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
-        )
-    ),
-    f"{_DCP}.filesystem._StorageInfo",
-    f"{_DCP}.filesystem.StorageInfo",
-    "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata",
-    "megatron.core.dist_checkpointing.core.CheckpointingConfig",
 }
+# Megatron also records its save plans there, made of these two packages' data classes.
+_ALLOWED_PREFIXES = ("torch.distributed.checkpoint.", "megatron.core.dist_checkpointing.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +82,7 @@ def read_metadata(root: Path) -> dict[str, Described]:
         data = path.read_bytes()
     except OSError as e:
         raise UserError(f"{path}: cannot be read ({e.strerror})") from e
-    top = pickles.read(data, str(path), allowed=_ALLOWED)
+    top = pickles.read(data, str(path), allowed=_ALLOWED, allowed_prefixes=_ALLOWED_PREFIXES)
     try:
         blobs = _blobs(top["storage_data"])
         return {
@@ -119,9 +103,10 @@ def _blobs(storage_data: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]],
         offset, length = int(info["offset"]), int(info["length"])
         if offset < 0 or length < 0:
             raise ValueError(f"{file}: negative offset")
-        if info["transform_descriptors"] if "transform_descriptors" in info.state else None:
+        if info.state.get("transform_descriptors"):
             raise ValueError(f"{file}: is compressed")
-        where = () if index["offset"] is None else _size(index["offset"])
+        place = index.state.get("offset")
+        where = () if place is None else _size(place)
         blobs[str(index["fqn"]), where] = _Blob(file, offset, length)
     return blobs
 
@@ -159,11 +144,14 @@ class Tensors(Mapping[str, StoredTensor]):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.described = read_metadata(root)
+        self._opened: dict[str, StoredTensor] = {}
 
     def __getitem__(self, name: str) -> StoredTensor:
-        described = self.described[name]
-        pieces = tuple(self._piece(name, described, box) for box in described.boxes)
-        return StoredTensor(name, described.dtype, described.shape, pieces)
+        if name not in self._opened:
+            described = self.described[name]
+            pieces = tuple(self._piece(name, described, box) for box in described.boxes)
+            self._opened[name] = StoredTensor(name, described.dtype, described.shape, pieces)
+        return self._opened[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.described)

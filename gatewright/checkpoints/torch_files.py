@@ -25,6 +25,7 @@ _ALLOWED = {
     "torch.storage.UntypedStorage",
     "torch.serialization._get_layout",
     *(f"torch.{name}" for name in dtypes.TORCH_NAMES),
+    *(f"torch.{name}" for name in dtypes.STORAGE_NAMES),
 }
 MAX_PICKLE_BYTES = 256 << 20
 
@@ -93,7 +94,6 @@ def read_saved(
         data,
         str(path),
         allowed=_ALLOWED | extra_allowed,
-        allowed_suffixes=("Storage",),
         persistent=_persistent,
     )
     return _resolve(found, path, entries)

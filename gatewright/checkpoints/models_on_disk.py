@@ -1,0 +1,190 @@
+"""What model a checkpoint folder holds, whatever format its configuration is in."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gatewright.checkpoints.storage import Checkpoint
+from gatewright.errors import UserError
+from gatewright.models import ModelConfig, from_hf_config
+
+
+def resolve_run(path: Path) -> Path:
+    """Return the checkpoint to read: the folder itself, or a run folder's latest `iter_*`.
+
+    Raises:
+        UserError: a run folder whose `latest` names something that is not there.
+    """
+    path = Path(path)
+    if (path / ".metadata").is_file():
+        return path
+    pointer = path / "latest"
+    if pointer.is_file() and any(path.glob("iter_*")):
+        name = pointer.read_text(encoding="utf-8").strip()
+        if Path(name).name != name or not (path / name / ".metadata").is_file():
+            raise UserError(f"{pointer}: names {name!r}, which is no checkpoint beside it")
+        return path / name
+    megatron = path / "latest_checkpointed_iteration.txt"
+    if megatron.is_file():
+        text = megatron.read_text(encoding="utf-8").strip()
+        name = f"iter_{int(text):07d}" if text.isdecimal() else text
+        if not (path / name / ".metadata").is_file():
+            raise UserError(f"{megatron}: says {text!r}, but {path / name} is no checkpoint")
+        return path / name
+    return path
+
+
+def model_config(checkpoint: Checkpoint) -> ModelConfig:
+    """Return the sizes of the model that a checkpoint holds.
+
+    Raises:
+        UserError: the configuration is missing or of a model that cannot be converted.
+    """
+    source = str(checkpoint.root / "config.json")
+    config = checkpoint.config
+    if checkpoint.format == "megatron":
+        model = config.get("model")
+        if not isinstance(model, Mapping):
+            raise UserError(f"{source}: has no `model` with the sizes; was it made by gatewright?")
+        known = {f.name for f in dataclasses.fields(ModelConfig)}
+        unknown = sorted(set(model) - known)
+        if unknown:
+            raise UserError(f"{source}: model.{unknown[0]} is not a size that is known here")
+        try:
+            return ModelConfig(**model)
+        except TypeError as e:
+            raise UserError(f"{source}: model is incomplete ({e})") from e
+    if "ssm_cfg" in config:
+        return _of_mamba_ssm(config, source)
+    from transformers import AutoConfig
+
+    try:
+        parsed = AutoConfig.from_pretrained(checkpoint.root)
+    except (ValueError, OSError, KeyError) as e:
+        raise UserError(f"{source}: {str(e).splitlines()[0]}") from e
+    return from_hf_config(parsed, source)
+
+
+def _of_mamba_ssm(config: Mapping[str, Any], source: str) -> ModelConfig:
+    """Read a config.json of state-spaces/mamba2-*; what it leaves out has mamba_ssm's defaults."""
+    ssm = config["ssm_cfg"]
+    if not isinstance(ssm, Mapping) or ssm.get("layer", "Mamba1") != "Mamba2":
+        raise UserError(f"{source}: ssm_cfg.layer is not Mamba2; only Mamba-2 can be converted")
+    plain = {
+        "attn_layer_idx": ([], None),
+        "d_intermediate": (0, None),
+        "rms_norm": (True,),
+    }
+    plain_ssm: dict[str, tuple[Any, ...]] = {
+        "bias": (False,),
+        "conv_bias": (True,),
+        "rmsnorm": (True,),
+        "norm_before_gate": (False,),
+        "D_has_hdim": (False,),
+        "d_ssm": (None,),
+    }
+    for where, table, allowed in (("", config, plain), ("ssm_cfg.", ssm, plain_ssm)):
+        for name, values in allowed.items():
+            if name in table and table[name] not in values:
+                raise UserError(
+                    f"{source}: {where}{name} is {table[name]!r}; only plain Mamba-2 stacks "
+                    f"({values[0]!r}) can be converted"
+                )
+    try:
+        vocab, multiple = int(config["vocab_size"]), int(config.get("pad_vocab_size_multiple", 8))
+        return ModelConfig(
+            family="mamba2",
+            vocab_size=-(-vocab // multiple) * multiple,
+            d_model=int(config["d_model"]),
+            n_layers=int(config["n_layer"]),
+            tie_embeddings=bool(config.get("tie_embeddings", True)),
+            norm_eps=float(config.get("norm_epsilon", 1e-5)),
+            expand=int(ssm.get("expand", 2)),
+            d_state=int(ssm.get("d_state", 128)),
+            head_dim=int(ssm.get("headdim", 64)),
+            ngroups=int(ssm.get("ngroups", 1)),
+            d_conv=int(ssm.get("d_conv", 4)),
+            chunk_size=int(ssm.get("chunk_size", 256)),
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{source}: not a mamba_ssm configuration ({type(e).__name__}: {e})") from e
+
+
+def mamba_ssm_config(model: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that mamba_ssm's MambaLMHeadModel reads.
+
+    Raises:
+        UserError: the model is not a Mamba-2.
+    """
+    if model.family != "mamba2":
+        raise UserError(f"--to mamba_ssm: needs a Mamba-2 checkpoint, this is a {model.family}")
+    return {
+        "d_model": model.d_model,
+        "d_intermediate": 0,
+        "n_layer": model.n_layers,
+        "vocab_size": model.vocab_size,
+        "ssm_cfg": {
+            "layer": "Mamba2",
+            "d_state": model.d_state,
+            "d_conv": model.d_conv,
+            "expand": model.expand,
+            "headdim": model.head_dim,
+            "ngroups": model.ngroups,
+            "chunk_size": model.chunk_size,
+        },
+        "attn_layer_idx": [],
+        "attn_cfg": {},
+        "rms_norm": True,
+        "residual_in_fp32": False,
+        "fused_add_norm": True,
+        "pad_vocab_size_multiple": 1,
+        "tie_embeddings": model.tie_embeddings,
+    }
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def token_ids(tokenizer: Path, model: ModelConfig) -> dict[str, int | None]:
+    """Return bos, eos and pad ids of a tokenizer folder.
+
+    Raises:
+        UserError: it has no tokenizer.json, or more tokens than the model has embeddings.
+    """
+    from tokenizers import Tokenizer
+
+    path = tokenizer / "tokenizer.json"
+    if not path.is_file():
+        raise UserError(f"--tokenizer {tokenizer}: has no tokenizer.json")
+    try:
+        loaded = Tokenizer.from_file(str(path))
+        settings = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except Exception as e:
+        raise UserError(f"--tokenizer {tokenizer}: cannot be read ({e})") from e
+    size = loaded.get_vocab_size(with_added_tokens=True)
+    if size > model.vocab_size:
+        raise UserError(
+            f"--tokenizer {tokenizer}: has {size} tokens, but the checkpoint has "
+            f"{model.vocab_size} embeddings; name the tokenizer it was trained with"
+        )
+    found: dict[str, int | None] = {}
+    for kind in ("bos", "eos", "pad"):
+        token = settings.get(f"{kind}_token")
+        if isinstance(token, Mapping):
+            token = token.get("content")
+        found[f"{kind}_token_id"] = None if token is None else loaded.token_to_id(str(token))
+    return found

@@ -55,7 +55,12 @@ class ToolPool:
 
     def rank(self, query: str, instead: Mapping[int, Mapping[str, Any]] | None = None) -> list[int]:
         """Return all tool numbers, most relevant first (ties: corpus order)."""
-        return [int(i) for i in bm25.ranking(self.scores(query, instead))]
+        return self.order(self.scores(query, instead))
+
+    @staticmethod
+    def order(scores: NDArray[np.float64]) -> list[int]:
+        """Return tool numbers by falling score (ties: corpus order)."""
+        return [int(i) for i in bm25.ranking(scores)]
 
 
 def _counts(tool: Mapping[str, Any]) -> Counter[str]:

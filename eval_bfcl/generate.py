@@ -1,0 +1,333 @@
+"""Ask a model every question of a pools folder, all pool sizes and seeds in one process.
+
+Answers are appended as they come and carry the question's id, so a run that was stopped
+continues where it was.  A request that the machinery fails at is tried again, and is never
+stored as an answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from eval_bfcl import pools, prompting
+from eval_bfcl.backend import Backend, Failure
+from eval_bfcl.prompting import Request
+from eval_bfcl.results import Results, base_name, label_of, model_facts
+from gatewright import artifact, bfcl, cli
+from gatewright.errors import UserError
+from gatewright.runlog import progress
+
+BackendName = Literal["transformers", "vllm", "openai"]
+OverContext = Literal["refuse", "skip", "run"]
+
+
+@dataclasses.dataclass
+class Args:
+    """Flags of `python -m eval_bfcl.generate`."""
+
+    model: str
+    """Hugging Face model folder or hub name; for --backend openai the server's model name."""
+    pools: Path
+    """Folder of eval_bfcl.build_pools."""
+    out: Path
+    """Folder to create, or to continue if a run with the same settings was stopped."""
+    backend: str = "transformers"
+    """transformers, vllm, or openai (any OpenAI-compatible server, see --base-url)."""
+    limit: int | None = None
+    """Only the first N questions of the split; the report says so in its first line."""
+    pool_sizes: str | None = None
+    """Only these pool sizes of the pools folder, separated by commas."""
+    name: str | None = None
+    """Name in results and report; default: the model's last path component, `_` written `-`."""
+    prompt: str = "template"
+    """template (the model's chat template draws the tools), system (tools in a system message,
+    for templates without tools) or system_one_shot (the same after one answered example)."""
+    style: str = "auto"
+    """How the model writes calls: auto (from its chat template), hermes, llama3, nemotron or
+    python."""
+    dots: str = "auto"
+    """Tool names in the prompt: keep, underscore (OpenAI's servers refuse dots), or auto
+    (underscore for --backend openai, else keep)."""
+    max_new_tokens: int = 256
+    """Limit of new tokens an answer; BFCL's gold answers need up to about 150."""
+    over_context: str = "refuse"
+    """A prompt that does not fit into the model's position limit: refuse (stop before
+    generating), skip (count the question as an error of the machinery, by name) or run (ask
+    all the same, flagged)."""
+    batch_size: int = 32
+    """transformers: most rows of a batch."""
+    batch_tokens: int = 32768
+    """transformers: most prompt tokens of a batch, padding included."""
+    dtype: str = "auto"
+    """transformers, vllm: auto (float32 on CPU), float32 or bfloat16."""
+    retries: int = 3
+    """How often a failed request is tried again."""
+    accept_failures: bool = False
+    """Finish although some requests failed for good; score counts them as errors."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    """openai: where the server's API begins."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """openai: environment variable that holds the key, if the server wants one."""
+    concurrency: int = 8
+    """openai: requests in flight at a time."""
+    timeout_s: float = 300.0
+    """openai: seconds to wait for one answer."""
+    tensor_parallel: int = 1
+    """vllm: GPUs that share the model."""
+
+    def __post_init__(self) -> None:
+        for flag, value, known in (
+            ("--backend", self.backend, get_args(BackendName)),
+            ("--over-context", self.over_context, get_args(OverContext)),
+            ("--prompt", self.prompt, get_args(prompting.PromptKind)),
+            ("--style", self.style, ("auto", "hermes", "llama3", "nemotron", "python")),
+            ("--dots", self.dots, ("auto", "keep", "underscore")),
+            ("--dtype", self.dtype, ("auto", "float32", "bfloat16")),
+        ):
+            if value not in known:
+                raise UserError(
+                    f"{flag} {value}{cli.nearest(value, known)}: choose one of {', '.join(known)}"
+                )
+        for flag, number in (
+            ("--limit", self.limit),
+            ("--max-new-tokens", self.max_new_tokens),
+            ("--batch-size", self.batch_size),
+            ("--batch-tokens", self.batch_tokens),
+            ("--concurrency", self.concurrency),
+            ("--tensor-parallel", self.tensor_parallel),
+        ):
+            if number is not None and number < 1:
+                raise UserError(f"{flag} {number}: give a positive number")
+        if self.retries < 0:
+            raise UserError(f"--retries {self.retries}: give 0 or more")
+
+
+def local_model(name: str) -> Path:
+    """Return the folder of a model, fetched from the hub if it is a hub name.
+
+    Raises:
+        UserError: neither a folder nor a model that the hub has.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if name.count("/") != 1 or name.startswith((".", "/")):
+        raise UserError(f"--model {name}: no such folder")
+    try:
+        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
+        raise UserError(f"--model {name}: no such folder, and the hub says: {e}") from e
+
+
+def choose_cells(cells: list[pools.Cell], args: Args) -> list[pools.Cell]:
+    """Return the cells that are asked for, cut to the first --limit questions.
+
+    Raises:
+        UserError: a pool size that the pools folder does not have.
+    """
+    if args.pool_sizes is not None:
+        sizes = pools.parse_numbers(args.pool_sizes, "--pool-sizes", least=1)
+        have = sorted({c.k for c in cells})
+        for k in sizes:
+            if k not in have:
+                raise UserError(f"--pool-sizes {k}: --pools has {', '.join(map(str, have))}")
+        cells = [c for c in cells if c.k in sizes]
+    return [dataclasses.replace(c, rows=c.rows[: args.limit]) for c in cells]
+
+
+def check_context(
+    requests: list[Request], limit: int | None, args: Args
+) -> tuple[list[Request], dict[tuple[str, str], int]]:
+    """Return the requests to run and, by (cell, id), the tokens of those beyond the context.
+
+    Raises:
+        UserError: a prompt does not fit and --over-context is refuse.
+    """
+    over = {
+        (r.cell, r.id): len(r.prompt_ids)
+        for r in requests
+        if limit is not None and len(r.prompt_ids) + args.max_new_tokens > limit
+    }
+    if over and args.over_context == "refuse":
+        (cell, id), tokens = max(over.items(), key=lambda item: item[1])
+        raise UserError(
+            f"{len(over)} of {len(requests)} prompts do not fit the model's {limit} positions "
+            f"with --max-new-tokens {args.max_new_tokens} (longest: {id} at {cell}, {tokens} "
+            "tokens): use smaller pools, or --over-context skip or run"
+        )
+    if args.over_context == "skip":
+        requests = [r for r in requests if (r.cell, r.id) not in over]
+    return requests, over
+
+
+def ask(
+    backend: Backend,
+    requests: list[Request],
+    results: Results,
+    over: dict[tuple[str, str], int],
+    retries: int,
+) -> dict[tuple[str, str], str]:
+    """Run all requests, storing answers as they come; return what failed for good."""
+    failed: dict[tuple[str, str], str] = {}
+    left = requests
+    with progress(total=len(requests), desc="answers", unit="question") as bar:
+        for attempt in range(retries + 1):
+            failed = {}
+            for request, answer in backend.run(left):
+                if isinstance(answer, Failure):
+                    failed[(request.cell, request.id)] = answer.error
+                    continue
+                row: dict[str, Any] = {
+                    "id": request.id,
+                    "result": answer.text,
+                    "input_token_count": answer.prompt_tokens,
+                    "output_token_count": answer.new_tokens,
+                    "latency": answer.latency_s,
+                    "finish": answer.finish,
+                }
+                if (request.cell, request.id) in over:
+                    row["over_context"] = True
+                results.append(request.cell, [row])
+                bar.update()
+            left = [r for r in left if (r.cell, r.id) in failed]
+            if not left:
+                break
+            if attempt < retries:
+                bar.write(f"{len(left)} requests failed; trying them again")
+                time.sleep(min(2.0**attempt, 30) * 0.1)
+    return failed
+
+
+def main(args: Args) -> None:
+    """Ask a model every question of a pools folder."""
+    manifest, cells = pools.load(args.pools)
+    split = manifest["extra"]["split"]
+    cells = choose_cells(cells, args)
+    questions = {q.id: q for q in bfcl.load_split(split)}
+    local = args.backend != "openai"
+    folder = local_model(args.model) if local else None
+    facts: dict[str, Any] = {"family": "server", "gate_scale": None, "context_tokens": None}
+    if folder is not None:
+        facts = model_facts(folder)
+    label = (args.name or label_of(args.model)).replace("_", "-")
+    dots: Any = args.dots
+    if dots == "auto":
+        dots = "keep" if local else "underscore"
+    renderer = None
+    style = args.style
+    if folder is not None:
+        from gatewright.chat import Renderer
+
+        renderer = Renderer.load(folder)
+        prompting.check_kind(renderer, args.prompt)
+        if style == "auto":
+            style = renderer.style if args.prompt == "template" else "hermes"
+    elif style == "auto":
+        style = "hermes"
+    run = {
+        "label": label,
+        "base": base_name(label),
+        "model": args.model,
+        "model_hash": artifact.content_hash(folder) if folder is not None else None,
+        **facts,
+        "split": split,
+        "questions": len(cells[0].rows),
+        "of": manifest["extra"]["questions"],
+        "pools": {
+            k: manifest["extra"][k]
+            for k in ("retriever", "beta", "utility")
+            if k in manifest["extra"]
+        },
+        "pools_hash": manifest["content_hash"],
+        "cells": [c.name for c in cells],
+        "backend": args.backend,
+        "style": style,
+        "prompt": args.prompt if local else "server",
+        "dots": dots,
+        "max_new_tokens": args.max_new_tokens,
+        "over_context": args.over_context,
+        "dtype": args.dtype,
+    }
+    if args.backend == "openai":
+        run["base_url"] = args.base_url
+
+    requests, prompts = [], {}
+    for cell in cells:
+        for row in cell.rows:
+            item = prompting.request(questions[row.id], cell, row, dots)
+            if renderer is not None:
+                prompting.draw(item, renderer, args.prompt)  # type: ignore[arg-type]
+            requests.append(item)
+        prompts[cell.name] = {r.id: r.prompt for r in requests if r.cell == cell.name and r.prompt}
+    to_run, over = check_context(requests, facts["context_tokens"], args)
+    if over:
+        print(f"{len(over)} of {len(requests)} prompts exceed the model's positions")
+
+    results = Results(args.out, label, split)
+    results.begin(run)
+    for cell in cells:
+        if prompts[cell.name]:
+            results.write_prompts(cell.name, prompts[cell.name])
+    done = {cell.name: results.done(cell.name) for cell in cells}
+    to_run = [r for r in to_run if r.id not in done[r.cell]]
+    failed: dict[tuple[str, str], str] = {}
+    seconds = 0.0
+    if to_run:
+        backend = make_backend(args, folder, renderer)
+        started = time.perf_counter()
+        failed = ask(backend, to_run, results, over, args.retries)
+        seconds = time.perf_counter() - started
+    if args.over_context == "skip":
+        failed |= {key: f"prompt of {n} tokens exceeds the context" for key, n in over.items()}
+    for cell in cells:
+        results.write_failures(cell.name, {i: e for (c, i), e in failed.items() if c == cell.name})
+        results.sort(cell.name, [row.id for row in cell.rows])
+    machinery = {key: e for key, e in failed.items() if key not in over}
+    if machinery and not args.accept_failures:
+        (cell_name, id), error = next(iter(machinery.items()))
+        raise UserError(
+            f"{len(machinery)} of {len(requests)} requests failed (first: {id} at {cell_name}: "
+            f"{error}); run the same command again to retry them, or add --accept-failures"
+        )
+    parents = {"pools": args.pools} | ({"model": folder} if folder is not None else {})
+    extra = {**run, "failed": len(failed), "over_context_prompts": len(over)}
+    artifact.finish(args.out, kind="bfcl-results", config=args, parents=parents, extra=extra)
+    answered = len(to_run) - len(machinery)
+    print(
+        f"{label}: {answered} answers in {seconds:.1f} s "
+        f"({answered / max(seconds, 1e-9):.2f} questions/s), {len(failed)} failed -> {args.out}"
+    )
+
+
+def make_backend(args: Args, folder: Path | None, renderer: Any) -> Backend:
+    """Return the chosen backend with its model loaded."""
+    if args.backend == "transformers":
+        from eval_bfcl import backend_transformers
+
+        assert folder is not None
+        return backend_transformers.TransformersBackend(
+            backend_transformers.load(folder, args.dtype),
+            renderer,
+            max_new_tokens=args.max_new_tokens,
+            batch_size=args.batch_size,
+            batch_tokens=args.batch_tokens,
+        )
+    if args.backend == "vllm":
+        from eval_bfcl.backend_vllm import VLLMBackend
+
+        assert folder is not None
+        return VLLMBackend(folder, renderer, args)
+    from eval_bfcl.backend_openai import OpenAIBackend
+
+    return OpenAIBackend(args)
+
+
+if __name__ == "__main__":
+    cli.run(main, Args, prog="python -m eval_bfcl.generate")

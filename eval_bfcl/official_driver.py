@@ -1,0 +1,55 @@
+"""Runs inside the official evaluator's environment: registers one model, then calls its CLI.
+
+    python official_driver.py RESULT_DIR SCORE_DIR MODEL SPLIT STYLE NAMES_JSON
+
+Of this repository it imports only the parsers of tool calls, which need nothing installed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from gatewright.chat import parse_calls
+from gatewright.python_calls import parse_python_calls
+
+
+def main(
+    result_dir: str, score_dir: str, model: str, split: str, style: str, names_file: str
+) -> None:
+    """Evaluate one model on one split with the official command line."""
+    from bfcl_eval.__main__ import cli
+    from bfcl_eval.constants.model_config import MODEL_CONFIG_MAPPING, ModelConfig
+    from bfcl_eval.model_handler.base_handler import BaseHandler
+
+    real_names: dict[str, str] = json.loads(Path(names_file).read_text())
+
+    class DecodingHandler(BaseHandler):
+        """Turns our result text into calls; it is never asked to generate."""
+
+        def decode_ast(
+            self, result: str, language: Any = None, has_tool_call_tag: bool = False
+        ) -> list[dict[str, Any]]:
+            parsed = parse_python_calls(result) if style == "python" else parse_calls(result, style)
+            if parsed.kind == "unparseable":
+                raise ValueError(parsed.error)
+            return [{real_names.get(c.name, c.name): c.arguments} for c in parsed.calls]
+
+    MODEL_CONFIG_MAPPING[model] = ModelConfig(
+        model_name=model,
+        display_name=model,
+        url="",
+        org="",
+        license="",
+        model_handler=DecodingHandler,
+    )
+    cli(
+        ["evaluate", "--model", model, "--test-category", split, "--result-dir", result_dir]
+        + ["--score-dir", score_dir, "--partial-eval"]
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

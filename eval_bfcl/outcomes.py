@@ -1,0 +1,127 @@
+"""From what a model wrote to one outcome: exclusive, and summing to all questions.
+
+Order of judgement: error of the machinery; unparseable; no call; a name outside the pool
+(hallucinated, in any of several calls); the official verdict; more calls than wanted
+(several_calls); fewer (missing_calls, only where several are wanted); another tool of the
+pool (wrong_tool); else the right tool with wrong arguments.  `correct` is exactly the
+official checker's verdict, with the one reservation that a hallucinated name cannot be valid.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from eval_bfcl.pools import Row
+from eval_bfcl.prompting import Dots, NameMap
+from gatewright import bfcl
+from gatewright.bfcl import Question
+from gatewright.chat import Call, Parsed, parse_calls
+from gatewright.python_calls import parse_python_calls
+
+Outcome = Literal[
+    "correct",
+    "wrong_arguments",
+    "wrong_tool",
+    "hallucinated",
+    "several_calls",
+    "missing_calls",
+    "no_call",
+    "unparseable",
+    "error",
+]
+OUTCOMES: tuple[Outcome, ...] = (
+    "correct",
+    "wrong_arguments",
+    "wrong_tool",
+    "hallucinated",
+    "several_calls",
+    "missing_calls",
+    "no_call",
+    "unparseable",
+    "error",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """The judgement of one answer.
+
+    Attributes:
+        outcome: see the module.
+        official_valid: the official checker's verdict; null for an error of the machinery.
+        valid_call: the answer held at least one well-formed call.
+        calls: all calls, with the data's tool names.
+        error_type, error: the checker's or the parser's reason.
+        defaults_valid: a second, unofficial verdict: valid as it is, or after every parameter
+            that was left out is filled in with the schema's default.
+    """
+
+    outcome: Outcome
+    official_valid: bool | None
+    valid_call: bool
+    calls: list[Call]
+    error_type: str | None = None
+    error: str | None = None
+    defaults_valid: bool | None = None
+
+
+def parse(text: str, style: str) -> Parsed:
+    """Read the calls of an answer in the model's style; never raises for what a model wrote."""
+    return parse_python_calls(text) if style == "python" else parse_calls(text, style)
+
+
+def judge(question: Question, row: Row, text: str, style: str, dots: Dots) -> Judged:
+    """Return the outcome of a model's text."""
+    parsed = parse(text, style)
+    names = NameMap(row.names, dots)
+    calls = names.real_calls(parsed.calls)
+    try:
+        verdict = bfcl.check(question, calls)
+        filled = bfcl.check(question, [_with_defaults(question, c) for c in calls])
+    except bfcl.GoldAnswerError as e:
+        return Judged("error", None, bool(calls), calls, "gold_answer", str(e))
+    outcome: Outcome
+    outside = any(c.name not in row.names for c in calls)
+    if question.expect == "no_call":
+        outcome = "correct" if verdict.valid else "hallucinated" if outside else "wrong_tool"
+    elif parsed.kind == "unparseable":
+        outcome = "unparseable"
+    elif not calls:
+        outcome = "no_call"
+    elif outside:
+        outcome = "hallucinated"
+    elif verdict.valid:
+        outcome = "correct"
+    else:
+        outcome = _kind_of_wrong(question, calls)
+    error_type, error = verdict.error_type, verdict.error
+    if parsed.kind == "unparseable":
+        error_type, error = "unparseable", parsed.error
+    return Judged(
+        outcome, verdict.valid, bool(calls), calls, error_type, error, verdict.valid or filled.valid
+    )
+
+
+def _kind_of_wrong(question: Question, calls: Sequence[Call]) -> Outcome:
+    wanted = Counter(name for call in question.gold for name in call)
+    if len(calls) > wanted.total():
+        return "several_calls"
+    if Counter(c.name for c in calls) - wanted:
+        return "wrong_tool"
+    return "missing_calls" if len(calls) < wanted.total() else "wrong_arguments"
+
+
+def _with_defaults(question: Question, call: Call) -> Call:
+    """Return a call with every parameter it leaves out at the schema's default, if it has one."""
+    schema: Mapping[str, Any] = next((t for t in question.tools if t["name"] == call.name), {})
+    properties = schema.get("parameters", {}).get("properties", {})
+    defaults = {
+        name: copy.deepcopy(p["default"])
+        for name, p in properties.items()
+        if "default" in p and name not in call.arguments
+    }
+    return Call(call.name, {**call.arguments, **defaults})

@@ -1,0 +1,147 @@
+"""The report's page: one HTML file that needs no network and no other file.
+
+Everything that a model wrote reaches the page as JSON inside a script element that is not
+run, and from there only as text, so no output can become markup.  Prompts share most of their
+lines (tool schemas, instructions): each distinct line is stored once.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from eval_bfcl import tally
+from gatewright import bfcl
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+_ROW_KEYS = (
+    *("model", "gate_scale", "split", "retriever", "beta", "utility", "k", "seeds"),
+    *("judged", "n_error"),
+)
+_RATES = (
+    "accuracy",
+    "hallucination",
+    "hallucination_of_valid_calls",
+    "accuracy_given_retrieved",
+    "accuracy_with_defaults",
+    "recall",
+)
+_ITEM_KEYS = (
+    *("id", "k", "seed", "outcome", "called", "gold", "gold_rank", "injected", "names", "raw"),
+    *("calls", "error_type", "error", "prompt_tokens", "new_tokens", "finish"),
+)
+
+
+class LineTable:
+    """Texts as lists of line numbers, equal texts and equal lines stored once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.texts: list[list[int]] = []
+        self._line_number: dict[str, int] = {}
+        self._text_number: dict[str, int] = {}
+
+    def add(self, text: str) -> int:
+        """Return the number of a text."""
+        if text not in self._text_number:
+            numbers = []
+            for line in text.split("\n"):
+                if line not in self._line_number:
+                    self._line_number[line] = len(self.lines)
+                    self.lines.append(line)
+                numbers.append(self._line_number[line])
+            self._text_number[text] = len(self.texts)
+            self.texts.append(numbers)
+        return self._text_number[text]
+
+
+def read_prompts(folder: Path, k: int, seed: int) -> dict[str, str]:
+    """Return question id -> prompt of a scores folder's cell; empty if none were kept."""
+    path = folder / f"pool_size={k}" / f"seed={seed}" / "prompts.jsonl.gz"
+    if not path.is_file():
+        return {}
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    return {row["id"]: row["prompt"] for row in rows}
+
+
+def explorer(
+    runs: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]],
+    folders: Sequence[Path],
+    questions_per_run: int,
+) -> dict[str, Any]:
+    """Return what the page's explorer shows of each answer."""
+    table = LineTable()
+    items: list[dict[str, Any]] = []
+    names, texts, gold = [], {}, {}
+    for number, ((facts, scores), folder) in enumerate(zip(runs, folders, strict=True)):
+        names.append(f"{facts['model']} · {tally.setting(facts)}")
+        by_id = {q.id: q for q in bfcl.load_split(facts["split"])}
+        kept = list(dict.fromkeys(s["id"] for s in scores))[:questions_per_run]
+        cells = dict.fromkeys((s["k"], s["seed"]) for s in scores)
+        prompts = {cell: read_prompts(folder, *cell) for cell in cells}
+        wanted = set(kept)
+        for s in scores:
+            if s["id"] not in wanted:
+                continue
+            item = {key: s[key] for key in _ITEM_KEYS}
+            text = prompts[(s["k"], s["seed"])].get(s["id"])
+            item |= {"run": number, "prompt": None if text is None else table.add(text)}
+            items.append(item)
+            texts[s["id"]] = by_id[s["id"]].query
+            gold[s["id"]] = by_id[s["id"]].gold
+    return {
+        "runs": names,
+        "items": items,
+        "questions": texts,
+        "gold": gold,
+        "lines": table.lines,
+        "prompts": table.texts,
+    }
+
+
+def script_json(value: Any) -> str:
+    """Return JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def build(
+    title: str,
+    first_line: str,
+    note: str,
+    runs: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]],
+    folders: Sequence[Path],
+    summary: Sequence[Mapping[str, Any]],
+    tests: Sequence[tally.Paired],
+    drawn: Mapping[str, str],
+    questions_per_run: int,
+) -> str:
+    """Return the page's HTML."""
+    keys = [*_ROW_KEYS, *(r + end for r in _RATES for end in ("", "_low", "_high"))]
+    data = {
+        "rows": [{k: r[k] for k in keys} for r in summary if r["seed"] == "all"],
+        "tests": tally.to_json(tests),
+        "explorer": explorer(runs, folders, questions_per_run),
+    }
+    figures = "".join(f"<figure>{svg}</figure>" for svg in drawn.values())
+    fields = {
+        "%TITLE%": escape(title),
+        "%HEADLINE%": escape(first_line),
+        "%NOTE%": f'<p class="note">{escape(note)}</p>' if note else "",
+        "%FIGURES%": figures,
+        "%DATA%": script_json(data),
+    }
+    html = TEMPLATE.read_text(encoding="utf-8")
+    parts = []
+    while fields:  # each field once, in the template's order: a value is never searched
+        at, key = min((html.index(key), key) for key in fields if key in html)
+        parts += [html[:at], fields[key]]
+        html = html[at + len(key) :]
+        if key not in html:
+            del fields[key]
+    return "".join([*parts, html])

@@ -1,0 +1,176 @@
+"""What a model is asked: the question, its pool as OpenAI tools, and the prompt drawn of both.
+
+Tool names pass through one `NameMap` per pool: what the prompt shows is what the parser's
+names are translated back from, so prompt, checker and hallucination count agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from eval_bfcl.pools import Cell, Row
+from gatewright import bfcl
+from gatewright.bfcl import Question
+from gatewright.chat import Call
+from gatewright.errors import UserError
+
+if TYPE_CHECKING:
+    from gatewright.chat import Renderer
+
+Dots = Literal["keep", "underscore"]
+PromptKind = Literal["template", "system", "system_one_shot"]
+
+
+class NameMap:
+    """Translates tool names between the data and what a model is shown.
+
+    Args:
+        names: all names of one pool.
+        dots: `keep` shows names as they are; `underscore` shows `_` for every character that
+            OpenAI's API refuses.
+
+    Raises:
+        UserError: two names of the pool would be shown alike.
+    """
+
+    def __init__(self, names: Sequence[str], dots: Dots = "keep") -> None:
+        self.dots = dots
+        self._shown = {name: self._show(name) for name in names}
+        self._real = {shown: name for name, shown in self._shown.items()}
+        if len(self._real) < len(self._shown):
+            pairs = sorted((shown, name) for name, shown in self._shown.items())
+            twins = next(a for a, b in itertools.pairwise(pairs) if a[0] == b[0])
+            raise UserError(f"--dots underscore: two tools of one pool become {twins[0]!r}")
+
+    def _show(self, name: str) -> str:
+        return name if self.dots == "keep" else re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+
+    def shown(self, name: str) -> str:
+        return self._shown[name]
+
+    def real(self, written: str) -> str:
+        """Return the data's name for what a model wrote; unknown names stay as written."""
+        return self._real.get(written, written)
+
+    def real_calls(self, calls: Sequence[Call]) -> list[Call]:
+        return [Call(self.real(c.name), c.arguments) for c in calls]
+
+
+@dataclasses.dataclass
+class Request:
+    """One question to one model.
+
+    Attributes:
+        id: BFCL's question id.
+        cell: name of the pool cell.
+        messages, tools: in OpenAI form.
+        prompt: the drawn prompt (empty for servers that draw it themselves).
+        prompt_ids: its tokens.
+        single_call: the question wants one call, so generation may end after a second one.
+    """
+
+    id: str
+    cell: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    prompt: str = ""
+    prompt_ids: list[int] = dataclasses.field(default_factory=list)
+    single_call: bool = True
+
+
+def request(question: Question, cell: Cell, row: Row, dots: Dots) -> Request:
+    """Return a question with its pool, tool names as they are shown."""
+    names = NameMap(row.names, dots)
+    tools = []
+    for schema in cell.tools(row):
+        tool = bfcl.to_openai_tool(schema, question.language)
+        tool["function"]["name"] = names.shown(schema["name"])
+        tools.append(tool)
+    single = question.expect not in ("calls", "any_call")
+    return Request(question.id, cell.name, question.messages, tools, single_call=single)
+
+
+def draw(item: Request, renderer: Renderer, kind: PromptKind) -> None:
+    """Fill in a request's prompt and tokens."""
+    if kind == "template":
+        item.prompt = renderer.prompt(item.messages, item.tools)
+    else:
+        item.prompt = renderer.prompt(with_tools_in_system(item, kind == "system_one_shot"))
+    item.prompt_ids = list(
+        renderer.tokenizer(item.prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    )
+
+
+def check_kind(renderer: Renderer, kind: str) -> None:
+    """Refuse a prompt kind that would hide the tools from the model.
+
+    Raises:
+        UserError: no such kind, or the tokenizer's own template draws no tools.
+    """
+    if kind not in get_args(PromptKind):
+        raise UserError(f"--prompt {kind}: choose one of {', '.join(get_args(PromptKind))}")
+    if kind == "template":
+        probe = {"name": "probe_tool", "description": "Probe.", "parameters": {}}
+        text = renderer.prompt(
+            [{"role": "user", "content": "Probe?"}], [{"type": "function", "function": probe}]
+        )
+        if "probe_tool" not in text:
+            raise UserError(
+                f"{renderer.source}: its chat template draws no tools; --prompt system or "
+                "--prompt system_one_shot puts them into a system message"
+            )
+
+
+_INSTRUCTIONS = """You answer by calling one of these functions:
+<tools>
+{tools}
+</tools>
+Answer with nothing but a JSON object with the function's name and its arguments inside tags:
+<tool_call>
+{{"name": <function name>, "arguments": <object of arguments>}}
+</tool_call>"""
+_SHOT_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "unit_convert",
+        "description": "Convert a value between two units.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "number", "description": "The value to convert."},
+                "to": {"type": "string", "description": "The unit to convert to."},
+            },
+            "required": ["value", "to"],
+        },
+    },
+}
+_SHOT_QUESTION = "How many kilometers are 5 miles?"
+_SHOT_CALL = {"name": "unit_convert", "arguments": {"value": 5, "to": "kilometers"}}
+
+
+def with_tools_in_system(item: Request, one_shot: bool) -> list[dict[str, Any]]:
+    """Return the messages with tools and instructions in a system message.
+
+    For models whose chat template knows no tools.  With `one_shot` an answered example, with a
+    tool of its own, comes first.
+    """
+    example: list[dict[str, Any]] = []
+    if one_shot:
+        answer = f"<tool_call>\n{json.dumps(_SHOT_CALL)}\n</tool_call>"
+        example = [
+            {"role": "user", "content": f"{_as_lines([_SHOT_TOOL])}\n{_SHOT_QUESTION}"},
+            {"role": "assistant", "content": answer},
+        ]
+    system = _INSTRUCTIONS.format(tools=_as_lines(item.tools))
+    own = [m["content"] for m in item.messages if m["role"] == "system"]
+    rest = [m for m in item.messages if m["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join([*own, system])}, *example, *rest]
+
+
+def _as_lines(tools: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)

@@ -26,6 +26,7 @@ CANCEL = "cancelled"
 """File in RUN/pipeline that tells saving jobs not to go back into the queue."""
 _BAD_INPUT = 2
 _CRASHES_WITHOUT_PROGRESS = 2
+_FRUITLESS_JOBS = 2
 _REQUEUE_WAIT_SECONDS = 300
 
 
@@ -53,8 +54,17 @@ class Job:
         record = plan.begin(self.pipeline, self.run, self.task, argv, self.log)
         record.job = self.id
         plan.write_record(self.run, self.task, record)
+        mark = plan.progress_mark(self.run, self.task)
         code = self._until_it_ends(argv)
         stopped = self.warned or code == plan.EXIT_RUN_AGAIN
+        moved = plan.progress_mark(self.run, self.task) != mark
+        record.fruitless = 0 if moved else record.fruitless + 1
+        if stopped and record.fruitless >= _FRUITLESS_JOBS:
+            self.say(
+                f"{record.fruitless} jobs in a row ended without having saved anything: give the "
+                "step more time, or let it save more often"
+            )
+            stopped = False
         record = plan.end(self.run, self.task, record, code, stopped=stopped)
         if record.state == "done":
             return 0

@@ -50,6 +50,8 @@ class Record:
     """Output folder -> content hash."""
     job: str = ""
     """Slurm's id of the job that runs it; empty on this machine."""
+    fruitless: int = 0
+    """Jobs in a row that reached their time limit without having saved anything."""
 
 
 def record_path(run: Path, task: Task) -> Path:
@@ -225,7 +227,7 @@ def begin(
     fresh = Record(task.name, "running", now, command, str(log.relative_to(run)), time.time())
     if carries_on and record is not None:
         fresh.seconds, fresh.attempts = record.seconds, record.attempts + 1
-        fresh.peak_memory_bytes = record.peak_memory_bytes
+        fresh.peak_memory_bytes, fresh.fruitless = record.peak_memory_bytes, record.fruitless
     write_record(run, task, fresh)
     return fresh
 

@@ -38,7 +38,7 @@ from gatewright.errors import UserError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d{2}):(\d{2})\Z")
-_MEMORY = re.compile(r"\d+[MG]\Z")
+_MEMORY = re.compile(r"\d+[MG]\Z|0\Z")
 _RESERVED = ("run", "out")
 _RUN = "\0run\0"  # stands for the run folder until it is known
 
@@ -54,7 +54,7 @@ class Resources:
     cpus: int = 2
     """CPU cores on each node."""
     memory: str | None = None
-    """Memory of each node, such as 16G; by default the site's."""
+    """Memory of each node, such as 16G; 0 is all of it; by default the site's."""
     time: str = "01:00:00"
     """Wall-clock limit [D-]HH:MM:SS of one job; a step that resumes may take several jobs."""
     partition: str | None = None
@@ -235,7 +235,7 @@ def _resources(reader: _Reader, base: Resources) -> Resources:
     if not _TIME.match(found["time"]):
         raise reader.fail(f"time = {found['time']!r}: write it as HH:MM:SS or D-HH:MM:SS")
     if found["memory"] is not None and not _MEMORY.match(found["memory"]):
-        raise reader.fail(f"memory = {found['memory']!r}: write it as 16G or 900M")
+        raise reader.fail(f"memory = {found['memory']!r}: write it as 16G or 900M, or 0 for all")
     return Resources(**found)
 
 

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +81,32 @@ def load(folder: Path) -> tuple[Pipeline, Site]:
     return spec.load(folder / "pipeline.toml", frozen["set"]), Site(**site)
 
 
+def _files_known_to_git(code: Path) -> list[str] | None:
+    """Return what git tracks or would track below `code`; None without git."""
+    if not (code / ".git").exists() or shutil.which("git") is None:
+        return None
+    argv = ["git", "-C", str(code), "ls-files", "-z", "-co", "--exclude-standard"]
+    done = subprocess.run(argv, capture_output=True, check=False)
+    return sorted({n for n in done.stdout.decode().split("\0") if n}) or None
+
+
+def _all_but_the_code(run: Path) -> Callable[[str, list[str]], set[str]]:
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        return {*_IGNORED(folder, names), *(n for n in names if Path(folder, n) == run)}
+
+    return ignored
+
+
 def freeze_code(code: Path, target: Path, run: Path) -> None:
     """Copy the checkout: what git tracks or would track, or without git all but caches."""
-    listing = None
-    if (code / ".git").exists():
-        listing = subprocess.run(
-            ["git", "-C", str(code), "ls-files", "-z", "-co", "--exclude-standard"],
-            capture_output=True,
-            check=False,
-        )
-    if listing is None or listing.returncode:
-        shutil.copytree(code, target, ignore=_IGNORED)
-    else:
-        for name in sorted({n for n in listing.stdout.decode().split("\0") if n}):
-            source = code / name
-            if source.is_file() and run not in source.parents:
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target / name)
+    names = _files_known_to_git(code)
+    if names is None:
+        shutil.copytree(code, target, ignore=_all_but_the_code(run))
+    for name in names or ():
+        source = code / name
+        if source.is_file() and run not in source.parents:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target / name)
     (target / artifact.REVISION).write_text((artifact.git_revision() or "unknown") + "\n")
 
 

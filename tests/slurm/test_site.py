@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from gatewright.errors import UserError
+from slurm import site
+
+EXAMPLE = Path(__file__).resolve().parents[2] / site.EXAMPLE
+
+
+def load(tmp_path: Path, text: str) -> site.Site:
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    return site.load(path)
+
+
+def test_the_example_is_sound_also_with_every_comment_taken_away(tmp_path: Path) -> None:
+    assert site.load(EXAMPLE).account == "my-account"
+    lines = EXAMPLE.read_text().splitlines()
+    keys = "\n".join(
+        line.removeprefix("# ")
+        for line in lines
+        if line.startswith(("# [", "account", "partition")) or " = " in line[:24]
+    )
+    full = load(tmp_path, keys)
+    assert full.gpu_option.format(n=8) == "--gres=gpu:h100:8"
+    assert full.env == {"NCCL_SOCKET_IFNAME": "ib0"}
+    assert full.container_mounts == ("/data:/data",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('partition = "gpu"', "no account: write account"),
+        ('account = ""', "no partition"),
+        ('account = ""\npartition = ""\nacount = "x"', "'acount'.*did you mean 'account'"),
+        ('account = 3\npartition = ""', "account = 3: give a string"),
+        ('account = ""\npartition = ""\nsetup = "module"', "setup = .*array of strings"),
+        ('account = ""\npartition = ""\nsave_seconds = 0', "positive whole number"),
+        ("account = x", "not valid TOML.*line 1"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as e:
+        load(tmp_path, text)
+    assert "site.toml" in str(e.value)
+
+
+def test_a_missing_site_file_says_where_to_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GATEWRIGHT_SITE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"copy slurm/site.example.toml"):
+        site.load(None)

@@ -72,9 +72,9 @@ def evaluate(
         score_dir = Path(scratch) / "score"
         names_file = Path(scratch) / "names.json"
         names_file.write_text(json.dumps(dict(names)))
-        command = [str(python_of(env)), str(DRIVER), str(result_dir.resolve()), str(score_dir)]
-        command += [label, split, style, str(names_file)]
-        environment = {**os.environ, "BFCL_PROJECT_ROOT": scratch, "PYTHONPATH": str(ROOT)}
+        command = [str(python_of(env)), "-P", str(DRIVER), str(ROOT), str(result_dir.resolve())]
+        command += [str(score_dir), label, split, style, str(names_file)]
+        environment = {**os.environ, "BFCL_PROJECT_ROOT": scratch}
         done = subprocess.run(
             command, cwd=scratch, env=environment, capture_output=True, text=True, check=False
         )

@@ -1,6 +1,6 @@
 """Runs inside the official evaluator's environment: registers one model, then calls its CLI.
 
-    python official_driver.py RESULT_DIR SCORE_DIR MODEL SPLIT STYLE NAMES_JSON
+    python -P official_driver.py REPOSITORY RESULT_DIR SCORE_DIR MODEL SPLIT STYLE NAMES_JSON
 
 Of this repository it imports only the parsers of tool calls, which need nothing installed.
 """
@@ -12,17 +12,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gatewright.chat import parse_calls
-from gatewright.python_calls import parse_python_calls
-
 
 def main(
-    result_dir: str, score_dir: str, model: str, split: str, style: str, names_file: str
+    repository: str,
+    result_dir: str,
+    score_dir: str,
+    model: str,
+    split: str,
+    style: str,
+    names_file: str,
 ) -> None:
     """Evaluate one model on one split with the official command line."""
+    sys.path.append(repository)  # last, so that nothing of it shadows an installed package
     from bfcl_eval.__main__ import cli
     from bfcl_eval.constants.model_config import MODEL_CONFIG_MAPPING, ModelConfig
     from bfcl_eval.model_handler.base_handler import BaseHandler
+
+    from gatewright.chat import parse_calls
+    from gatewright.python_calls import parse_python_calls
 
     real_names: dict[str, str] = json.loads(Path(names_file).read_text())
 
@@ -45,9 +52,9 @@ def main(
         license="",
         model_handler=DecodingHandler,
     )
+    flags = ["--model", model, "--test-category", split]
     cli(
-        ["evaluate", "--model", model, "--test-category", split, "--result-dir", result_dir]
-        + ["--score-dir", score_dir, "--partial-eval"]
+        ["evaluate", *flags, "--result-dir", result_dir, "--score-dir", score_dir, "--partial-eval"]
     )
 
 

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from slurm.environment import environment
 from slurm.site import Site
 from slurm.spec import Task
 
+_OTHERS_SECONDS = 10
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives to clients
 
 
@@ -108,6 +110,17 @@ def _on_warning(action: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
+def leave_together(code: int, nodes: int) -> int:
+    """Return the exit code; on several nodes wait for the others that saved, too.
+
+    srun ends the other launchers as soon as one fails, and then reports 143 for them.
+    """
+    if code == plan.EXIT_RUN_AGAIN and nodes > 1:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
+        time.sleep(_OTHERS_SECONDS)
+    return code
+
+
 def launch(task: Task, site: Site, run: Path) -> int:
     """Start a task's command on this node and return its exit code."""
     argv = task.argv(str(run))
@@ -116,7 +129,8 @@ def launch(task: Task, site: Site, run: Path) -> int:
         argv[0] = sys.executable
         if task.step.processes:
             os.environ.update(env)
-            return run_torchrun(task, argv, task.step.resources.nodes, env)
+            nodes = task.step.resources.nodes
+            return leave_together(run_torchrun(task, argv, nodes, env), nodes)
     return run_command(argv, env)
 
 

@@ -52,7 +52,7 @@ class Row:
 
     task: str
     state: str
-    """finished, running, waits, stopped, failed, not submitted."""
+    """finished, running, waits, stopped, failed, cancelled, not submitted."""
     job: str = ""
     seconds: float = 0.0
     progress: str = ""
@@ -108,7 +108,7 @@ def _row(pipeline: Pipeline, run: Path, task: Task, job_id: str, jobs: dict[str,
     if record is not None:
         row.seconds = record.seconds
         row.loss = last_loss(run, task)
-    if record is not None and record.state == "done" and plan.has_manifests(run, task):
+    if record is not None and record.state != "failed" and plan.has_manifests(run, task):
         row.state = "finished"
         return row
     if job is not None and job.active:
@@ -125,8 +125,12 @@ def _row(pipeline: Pipeline, run: Path, task: Task, job_id: str, jobs: dict[str,
         row.progress = progress_of(tail(log, 50)) if alive else ""
     elif job_id:
         ended = job.state if job is not None else scheduler.accounted(job_id)
-        row.state = "stopped" if record is not None and record.state == "stopped" else "failed"
+        row.state = record.state if record is not None and record.job == job_id else "failed"
+        if row.state == "running":  # nobody was left to write how it ended
+            row.state = "failed"
         row.why = _ending(ended, record)
+        if row.state == "failed" and row.why.startswith("cancelled"):
+            row.state = "cancelled"
     if row.state == "failed" and record is not None:
         row.why = row.why or f"exit code {record.exit_code}"
         row.tail = tail(log)
@@ -143,6 +147,8 @@ def _ending(state: str | None, record: plan.Record | None) -> str:
         return "ran out of memory: give the step more"
     if state is not None and state.startswith("CANCELLED"):
         return "cancelled (by a person, or because a step before it failed)"
+    if record is not None and record.state == "stopped":
+        return "saved and left the queue: --submit goes on"
     return f"left the queue ({state})" if state else "left the queue"
 
 

@@ -52,11 +52,26 @@ def enable() -> None:
     _enabled = True
     for message in _EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+    _import_without_compiling()
     _stub_triton_operations()
     torch.cuda.current_device = lambda: CPU  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda device=None: None  # type: ignore[assignment]
     torch.cuda.empty_cache = lambda: None  # type: ignore[assignment]
     _share_the_cpu_generator()
+
+
+def _import_without_compiling() -> None:
+    """Import Megatron with its fused pointwise functions left as plain Python.
+
+    They are decorated with torch.compile at import: on CPU that gains nothing and costs the
+    import of the compiler, three seconds at each start.
+    """
+    before = torch.compile
+    torch.compile = lambda function: function  # type: ignore[assignment]
+    try:
+        import megatron.core  # noqa: F401
+    finally:
+        torch.compile = before
 
 
 def _stub_triton_operations() -> None:

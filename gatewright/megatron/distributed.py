@@ -48,8 +48,8 @@ def processes(
     """Hold Megatron's process groups open; yields the data parallel size.
 
     A world that exists already is used and left as it is, so that several layouts can be
-    tried in one launch.  The generators of all processes are seeded: alike over data parallel ranks,
-    differently over tensor and pipeline ranks, as Megatron expects.
+    tried in one launch.  The generators of all processes are seeded: alike over data parallel
+    ranks, differently over tensor and pipeline ranks, as Megatron expects.
 
     Raises:
         UserError: the processes do not divide evenly into copies of the model.

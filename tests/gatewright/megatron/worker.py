@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gatewright.megatron import checkpoints, distributed, loop, optimizer
+from gatewright.megatron import checkpoints, distributed, loop
 from gatewright.megatron.data import Corpus
 from tests.gatewright.megatron import tiny
 

@@ -11,9 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gatewright.kernels import backend
 from gatewright.kernels.conv import causal_conv1d, conv1d_step
+from gatewright.kernels.native import conv as native_conv
+from gatewright.kernels.native import mixer as native_mixer
+from gatewright.kernels.native import ssd as native_ssd
 from gatewright.kernels.norm import gated_rms_norm
 from gatewright.kernels.ssd import ssd_scan
+from gatewright.kernels.ssd_torch import segments
 from gatewright.kernels.step import state_step
 
 
@@ -125,6 +130,33 @@ def mamba_split_conv1d_scan_combined(
     assert p is not None
     d_inner, d_conv = h * p, conv1d_weight.shape[0]
     n = (d_conv - d_inner) // (2 * ngroups)
+    library = backend.native_for(zxbcdt)
+    fused = (
+        library is not None
+        and zxbcdt.dtype != torch.float16
+        and zxbcdt.numel() > 0
+        and activation in ("silu", "swish")
+        and conv1d_weight.shape[1] in native_conv.WIDTHS
+        and p <= native_ssd.MAX_HEAD_DIM
+        and initial_states is None
+        and not return_final_states
+    )
+    if fused:
+        y = native_mixer.Mixer.apply(
+            library,
+            zxbcdt,
+            conv1d_weight,
+            conv1d_bias,
+            dt_bias,
+            A,
+            D,
+            None if seq_idx is None else segments(seq_idx).int(),
+            rmsnorm_weight,
+            native_mixer.Sizes(h, p, ngroups, n, rmsnorm_eps, norm_before_gate, dt_limit),
+        )
+        if outproj_weight is not None:
+            y = F.linear(y.to(outproj_weight.dtype), outproj_weight, outproj_bias)
+        return y
     z, xBC, dt = zxbcdt.split([d_inner, d_conv, h], dim=-1)
     xBC = causal_conv1d(xBC.transpose(1, 2), conv1d_weight, conv1d_bias, activation, seq_idx)
     assert isinstance(xBC, Tensor)

@@ -3,7 +3,8 @@
 Three methods of `transformers.models.mamba2.modeling_mamba2` are replaced while bound:
 
 * `Mamba2Mixer.forward` runs training, prefill and cached decoding on our kernels.  Tensors on
-  CUDA go to the original method, which picks mamba_ssm by itself.
+  CUDA go to the original method, which picks mamba_ssm by itself.  Steps of cached decoding
+  record no gradients.
 * `Mamba2RMSNorm.forward` is the fused norm.
 * `Mamba2ForCausalLM.forward` takes `seq_idx` (b, l), the number of the packed sample that
   each token belongs to: neither convolution nor state crosses from one sample to the next.
@@ -21,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gatewright.kernels import backend
 from gatewright.kernels.combined import mamba_split_conv1d_scan_combined
 from gatewright.kernels.conv import causal_conv1d, conv1d_step
+from gatewright.kernels.native import step as native
 from gatewright.kernels.norm import gated_rms_norm
 from gatewright.kernels.ssd import ssd_scan
 from gatewright.kernels.step import state_step
@@ -232,6 +235,27 @@ def _with_cache(mixer: Any, hidden: Tensor, cache: Any, attention_mask: Tensor |
         y, final = _scan(mixer, zxbcdt, attention_mask, cache=cache, initial_states=recurrent)
         cache.update_recurrent_state(final, layer_idx=layer)
         return mixer.out_proj(y.to(mixer.out_proj.weight.dtype))
+    library = backend.native_for(zxbcdt)
+    fp32 = zxbcdt.dtype == recurrent.dtype == conv_state.dtype == torch.float32
+    if library is not None and fp32 and recurrent.is_contiguous() and conv_state.is_contiguous():
+        norm = mixer.norm
+        y = native.mixer_step(
+            library,
+            zxbcdt[:, 0],
+            conv_state,
+            recurrent,
+            mixer.conv1d.weight,
+            mixer.conv1d.bias,
+            mixer.dt_bias,
+            mixer.A_log,
+            mixer.D,
+            norm.weight,
+            norm.variance_epsilon,
+            norm.group_size,
+            mixer.n_groups,
+            mixer.time_step_limit,
+        )
+        return mixer.out_proj(y[:, None])
     z, xBC, dt = _split(mixer, zxbcdt[:, 0])
     xBC = conv1d_step(xBC, conv_state, mixer.conv1d.weight.squeeze(1), mixer.conv1d.bias, "silu")
     gn = mixer.n_groups * mixer.ssm_state_size

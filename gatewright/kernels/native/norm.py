@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
-_NO_NORM = -1.0  # as eps: only the gate
+NO_NORM = -1.0  # as eps: only the gate
 
 
 class NormArgs(ctypes.Structure):
@@ -87,7 +87,7 @@ class Norm(Function):
     ) -> Tensor:
         x2, z2 = as_rows(x), None if z is None else as_rows(z.to(x.dtype))
         w32 = None if weight is None else weight.detach().float().contiguous()
-        eps = _NO_NORM if weight is None else eps
+        eps = NO_NORM if weight is None else eps
         y = torch.empty(x2.shape, dtype=x.dtype)
         norm_forward(library, arguments(x2, z2, w32, eps, group, after), y)
         ctx.save_for_backward(x, weight, z)

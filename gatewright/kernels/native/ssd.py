@@ -40,7 +40,7 @@ class SsdArgs(ctypes.Structure):
     )
 
 
-def _put(args: SsdArgs, third: str = "h", **tensors: Tensor) -> None:
+def put(args: SsdArgs, third: str = "h", **tensors: Tensor) -> None:
     for name, t in tensors.items():
         setattr(args, name, t.data_ptr())
         setattr(args, f"{name}_b", t.stride(0))
@@ -57,7 +57,7 @@ def rows(t: Tensor) -> Tensor:
     return t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
 
 
-def _splits(batch: int, groups: int, heads: int) -> int:
+def splits(batch: int, groups: int, heads: int) -> int:
     """Parts of a group's heads, so that all threads have the same number of units."""
     threads = torch.get_num_threads()
     return min(threads // math.gcd(batch * groups, threads), heads // groups)
@@ -80,10 +80,10 @@ def arguments(
     """Fill the block of inputs; the tensors must outlive it."""
     b, l, h, p = x.shape
     g, n = B.shape[2:]
-    args = SsdArgs(b, l, h, p, g, n, CHUNK, KEEP_EVERY, _splits(b, g, h))
+    args = SsdArgs(b, l, h, p, g, n, CHUNK, KEEP_EVERY, splits(b, g, h))
     args.threads, args.bf16 = torch.get_num_threads(), x.dtype == torch.bfloat16
-    _put(args, x=x)
-    _put(args, "g", B=B, C=C)
+    put(args, x=x)
+    put(args, "g", B=B, C=C)
     args.dt, args.A, args.D = dt.data_ptr(), A.data_ptr(), _ptr(D)
     args.initial, args.segment = _ptr(initial), _ptr(segment)
     return args
@@ -117,7 +117,7 @@ class Scan(Function):
         x, B, C = rows(x), rows(B), rows(C)
         args = arguments(x, dt, A, B, C, D, initial, segment)
         y = torch.empty(x.shape, dtype=x.dtype)
-        _put(args, y=y)
+        put(args, y=y)
         final = torch.empty(b, h, p, B.shape[3]) if want_final else None
         args.final_state = _ptr(final)
         kept = None
@@ -140,7 +140,7 @@ class Scan(Function):
         args.kept = kept.data_ptr()
         dy = rows(dy.to(x.dtype))
         dx = torch.empty(x.shape, dtype=x.dtype)
-        _put(args, dy=dy, dx=dx)
+        put(args, dy=dy, dx=dx)
         out = gradient_buffers(args, dt, D, initial, dfinal)
         ctx.library.ssd_backward(ctypes.byref(args))
         dA, dB, dC, dD = reduce_gradients(out, B.dtype, D)
@@ -173,6 +173,8 @@ def reduce_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Sum the partial gradients of A, B, C and D over batch rows and splits."""
     dA, dB, dC, dD = out["dA"], out["dB"], out["dC"], out["dD"]
-    assert dA is not None and dB is not None and dC is not None
+    assert dA is not None
+    assert dB is not None
+    assert dC is not None
     whole = [(t[0] if t.shape[0] == 1 else t.sum(0)).to(dtype) for t in (dB, dC)]
     return dA.sum(0).float(), whole[0], whole[1], None if dD is None else dD.sum(0).float()

@@ -24,8 +24,8 @@ struct StepArgs {
   const float *conv_weight;  // (d, w)
   const float *conv_bias;    // (d) or null
   const float *dt_bias;      // (h) or null
-  const float *A;            // (h)
-  const float *D;            // (h, p) or null
+  const float *A_log;        // (h): A = -exp(A_log)
+  const float *D;            // (h)
   const float *norm_weight;  // (h * p)
   float *state;              // (b, h, p, n)
 };
@@ -47,9 +47,10 @@ struct StateStepArgs {
 
 namespace {
 
-// S = alpha S + u B^T and y = S C for one head: S (p, n), u = dt x.
+// S = alpha S + u B^T and y = S C + D x for one head: S (p, n), u = dt x; D has `d_step` 0 when
+// one value serves all of p.
 void update(int P, int N, float alpha, float dt, const float *x, const float *B, const float *C,
-            const float *D, float *S, float *y) {
+            const float *D, int d_step, float *S, float *y) {
   for (int i = 0; i < P; i++) {
     float *s = S + (size_t)i * N;
     float u = dt * x[i], rest = 0;
@@ -64,7 +65,7 @@ void update(int P, int N, float alpha, float dt, const float *x, const float *B,
       s[j] = alpha * s[j] + u * B[j];
       rest += s[j] * C[j];
     }
-    y[i] = sum(total) + rest + (D ? D[i] * x[i] : 0.0f);
+    y[i] = sum(total) + rest + (D ? D[i * d_step] * x[i] : 0.0f);
   }
 }
 
@@ -101,8 +102,8 @@ void row(const StepArgs &a, int64_t b, float *xBC) {
     if (a.softplus && dt <= 20) dt = std::log1p(std::exp(dt));
     dt = std::min(std::max(dt, a.dt_min), a.dt_max);
     int g = h / (H / G);
-    update(P, N, (float)std::exp(dt * a.A[h]), (float)dt, x + h * P, B + g * N, C + g * N,
-           a.D ? a.D + h * P : nullptr, a.state + (b * H + h) * P * N, out + h * P);
+    double alpha = std::exp(-dt * std::exp((double)a.A_log[h]));
+    update(P, N, (float)alpha, (float)dt, x + h * P, B + g * N, C + g * N, a.D + h, 0, a.state + (b * H + h) * P * N, out + h * P);
   }
   for (int s = 0; s < inner; s += (int)a.norm_group) {
     float square = 0;
@@ -151,7 +152,7 @@ void state_step(const StateStepArgs *a) {
     float dt = a->dt[i];
     update(P, N, (float)std::exp((double)dt * a->A[h]), dt, a->x + b * a->x_b + h * a->x_h,
            a->B + b * a->B_b + g * a->B_g, a->C + b * a->C_b + g * a->C_g,
-           a->D ? a->D + h * P : nullptr, a->state + i * P * N, a->y + i * P);
+           a->D ? a->D + h * P : nullptr, 1, a->state + i * P * N, a->y + i * P);
   }
 }
 }

@@ -18,8 +18,8 @@ class StepArgs(ctypes.Structure):
         *((n, _I64) for n in ("width", "history", "norm_group", "threads", "softplus")),
         *((n, _F64) for n in ("dt_min", "dt_max", "eps")),
         *(("zxbcdt", _PTR), ("zxbcdt_b", _I64), ("out", _PTR), ("out_b", _I64)),
-        *((n, _PTR) for n in ("conv_state", "conv_weight", "conv_bias", "dt_bias", "A", "D")),
-        *((n, _PTR) for n in ("norm_weight", "state")),
+        *((n, _PTR) for n in ("conv_state", "conv_weight", "conv_bias", "dt_bias")),
+        *((n, _PTR) for n in ("A_log", "D", "norm_weight", "state")),
     )
 
 
@@ -59,3 +59,58 @@ def state_step(
     args.D = None if D is None else D.data_ptr()
     library.state_step(ctypes.byref(args))
     return y
+
+
+def mixer_step(
+    library: ctypes.CDLL,
+    zxbcdt: Tensor,
+    conv_state: Tensor,
+    state: Tensor,
+    conv_weight: Tensor,
+    conv_bias: Tensor | None,
+    dt_bias: Tensor,
+    A_log: Tensor,
+    D: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    norm_group: int,
+    groups: int,
+    dt_limit: tuple[float, float],
+) -> Tensor:
+    """All of a Mamba-2 mixer between its projections for one token: (b, h * p).
+
+    zxbcdt (b, 2 h p + 2 g n + h) holds [z | x | B | C | dt].  The states are advanced in place:
+    conv_state (b, d, s) with s >= w-1, newest last; state (b, h, p, n).  Everything is fp32
+    and contiguous (zxbcdt: its rows); parameters are those of the mixer as they are stored.
+    """
+    b, h, p, n = state.shape
+    out = torch.empty(b, h * p)
+    args = StepArgs(
+        b,
+        h,
+        p,
+        groups,
+        n,
+        conv_weight.shape[-1],
+        conv_state.shape[2],
+        norm_group,
+        torch.get_num_threads(),
+        1,
+        dt_limit[0],
+        dt_limit[1],
+        eps,
+        zxbcdt.data_ptr(),
+        zxbcdt.stride(0),
+        out.data_ptr(),
+        out.stride(0),
+        conv_state.data_ptr(),
+        conv_weight.data_ptr(),
+        None if conv_bias is None else conv_bias.data_ptr(),
+        dt_bias.data_ptr(),
+        A_log.data_ptr(),
+        D.data_ptr(),
+        norm_weight.data_ptr(),
+        state.data_ptr(),
+    )
+    library.mixer_step(ctypes.byref(args))
+    return out

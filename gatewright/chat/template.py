@@ -22,6 +22,7 @@ A chat is drawn like this (ChatML turns; assistant spans, on which the loss fall
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 END_OF_DOCUMENT = "<|endoftext|>"
@@ -40,3 +41,15 @@ SPECIAL_TOKENS = CONTROL_TOKENS + STRUCTURE_TOKENS
 
 TEMPLATE: str = (Path(__file__).parent / "template.jinja").read_text(encoding="utf-8")
 """Jinja source, in the dialect of transformers' `apply_chat_template`."""
+
+
+def end_of_document(vocab: Mapping[str, int], eos_token: str | None) -> int | None:
+    """Return the id of the token that ends a document of pretraining text.
+
+    A chat model's end-of-sequence token often ends a turn instead, so the customary names
+    come first, and `eos_token` only if the vocabulary has none of them.
+    """
+    for name in (END_OF_DOCUMENT, "<|end_of_text|>", eos_token):
+        if name is not None and name in vocab:
+            return vocab[name]
+    return None

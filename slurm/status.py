@@ -21,6 +21,7 @@ from slurm.spec import Pipeline, Task
 PROG = "python -m slurm.status"
 # A tqdm line: `desc:  34%|###   | 34/100 [00:10<00:20,  3.30it/s, loss=2.1]`
 _BAR = re.compile(r"(\d+)%\|.*\[[\d:]+<([\d:?]+)")
+_ENDED = ("failed", "cancelled", "stopped")
 _WHY = {
     "Dependency": "waits for the steps before it",
     "Resources": "waits for free nodes",
@@ -100,7 +101,7 @@ def last_loss(run: Path, task: Task) -> float | None:
     return loss
 
 
-def _row(pipeline: Pipeline, run: Path, task: Task, job_id: str, jobs: dict[str, Any]) -> Row:
+def _row(run: Path, task: Task, job_id: str, jobs: dict[str, Any]) -> Row:
     record = plan.read_record(run, task)
     log = plan.log_path(run, task)
     row = Row(task.name, "not submitted", job=job_id, log=str(log))
@@ -129,8 +130,8 @@ def _row(pipeline: Pipeline, run: Path, task: Task, job_id: str, jobs: dict[str,
         if row.state == "running":  # nobody was left to write how it ended
             row.state = "failed"
         row.why = _ending(ended, record)
-        if row.state == "failed" and row.why.startswith("cancelled"):
-            row.state = "cancelled"
+        if row.state == "failed" and row.why == "cancelled":
+            row.state, row.why = "cancelled", ""
     if row.state == "failed" and record is not None:
         row.why = row.why or f"exit code {record.exit_code}"
         row.tail = tail(log)
@@ -146,7 +147,7 @@ def _ending(state: str | None, record: plan.Record | None) -> str:
     if state == "OUT_OF_MEMORY":
         return "ran out of memory: give the step more"
     if state is not None and state.startswith("CANCELLED"):
-        return "cancelled (by a person, or because a step before it failed)"
+        return "cancelled"
     if record is not None and record.state == "stopped":
         return "saved and left the queue: --submit goes on"
     return f"left the queue ({state})" if state else "left the queue"
@@ -163,7 +164,16 @@ def rows(run: Path) -> tuple[Pipeline, list[Row]]:
     pipeline, folder = open_run(run)
     ids = submission.job_ids(run, pipeline) if folder else {}
     jobs = scheduler.jobs(ids.values()) if ids and scheduler.available() else {}
-    return pipeline, [_row(pipeline, run, t, ids.get(t.name, ""), jobs) for t in pipeline.tasks]
+    found: dict[str, Row] = {}
+    for task in pipeline.tasks:  # parents come first
+        row = _row(run, task, ids.get(task.name, ""), jobs)
+        ended = [p.name for p in pipeline.parents(task) if found[p.name].state in _ENDED]
+        if row.state == "cancelled" and ended:
+            first = found[ended[0]]
+            row.why = first.why if first.state == "cancelled" else ""
+            row.why = row.why or f"because {first.task} {first.state}"
+        found[task.name] = row
+    return pipeline, list(found.values())
 
 
 def main(args: Args) -> None:

@@ -137,7 +137,7 @@ def _mixer_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         seq_idx = kwargs.get("seq_idx")
         if cache is None:
             return _without_cache(self, hidden_states, attention_mask, seq_idx)
-        return _with_cache(self, hidden_states, cache, attention_mask)
+        return _with_cache(self, hidden_states, cache, attention_mask, seq_idx)
 
     return forward
 
@@ -195,9 +195,7 @@ def _scan(
     z, xBC, dt = _split(mixer, zxbcdt)
     columns = xBC.transpose(1, 2)
     if cache is not None:
-        columns = cache.update_conv_state(
-            columns, mixer.layer_idx, conv_kernel_size=mixer.conv_kernel_size
-        )
+        columns = _remember(mixer, cache, columns, seq_idx)
     conv = causal_conv1d(
         columns, mixer.conv1d.weight.squeeze(1), mixer.conv1d.bias, "silu", seq_idx
     )
@@ -225,14 +223,39 @@ def _scan(
     return y, final
 
 
-def _with_cache(mixer: Any, hidden: Tensor, cache: Any, attention_mask: Tensor | None) -> Tensor:
+def _remember(mixer: Any, cache: Any, columns: Tensor, seq_idx: Tensor | None) -> Tensor:
+    """Put the last inputs (b, d, l) into the cache; return what the convolution reads."""
+    width = mixer.conv_kernel_size
+    if seq_idx is None:
+        return cache.update_conv_state(columns, mixer.layer_idx, conv_kernel_size=width)
+    if cache.get_conv_state(mixer.layer_idx, state_idx=0) is not None:
+        raise ValueError("seq_idx cannot continue a filled cache: packed samples start anew")
+    last = (seq_idx == seq_idx[:, -1:])[:, None]  # later tokens belong to the last sample
+    cache.update_conv_state(columns * last, mixer.layer_idx, conv_kernel_size=width)
+    return columns
+
+
+def _with_cache(
+    mixer: Any,
+    hidden: Tensor,
+    cache: Any,
+    attention_mask: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Tensor:
     layer = mixer.layer_idx
     conv_state = cache.get_conv_state(layer, state_idx=0)
     recurrent = cache.get_recurrent_state(layer, state_idx=0)
     zxbcdt = mixer.in_proj(_masked(hidden, attention_mask))
     one_token = hidden.shape[1] == 1 and conv_state is not None and recurrent is not None
     if not one_token or cache.is_recording_past(layer):
-        y, final = _scan(mixer, zxbcdt, attention_mask, cache=cache, initial_states=recurrent)
+        y, final = _scan(
+            mixer,
+            zxbcdt,
+            attention_mask,
+            cache=cache,
+            seq_idx=seq_idx,
+            initial_states=recurrent,
+        )
         cache.update_recurrent_state(final, layer_idx=layer)
         return mixer.out_proj(y.to(mixer.out_proj.weight.dtype))
     library = backend.native_for(zxbcdt)

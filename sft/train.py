@@ -153,7 +153,7 @@ class Run:
 
     def train_step(self) -> dict[str, Any]:
         """Run one optimizer step; return its metrics (loss in nats per target token)."""
-        from sft.engine import learning_rate, set_learning_rate
+        from sft.engine import gradient_norm, learning_rate, set_learning_rate
         from sft.evaluate import all_sum
         from sft.packing import collate, targets
 
@@ -168,12 +168,15 @@ class Run:
         mine = packs[self.rank :: self.world]
         passes = len(mine) // config.micro_batch_packs
         total = 0.0
+        norm: float | None = None
         for i in range(passes):
             chosen = mine[i * config.micro_batch_packs : (i + 1) * config.micro_batch_packs]
             batch = collate(self.samples, chosen, self.pad_id).to(self.device)
             # DeepSpeed averages over passes and processes; the loss is a mean over targets.
             loss = self.engine(batch, passes * self.world / max(wanted, 1))
             self.engine.backward(loss)
+            if i + 1 == passes:
+                norm = gradient_norm(self.engine)
             self.engine.step()
             total += float(loss.detach())
         self.step += 1
@@ -183,7 +186,7 @@ class Run:
         return {
             "loss": total,
             "lr": lr,
-            "grad_norm": float(self.engine.get_global_grad_norm() or 0.0),
+            "grad_norm": norm if norm is not None else self.engine.get_global_grad_norm(),
             "pool_size": pool_size,
             "tokens": tokens,
             "targets": wanted,

@@ -1,0 +1,250 @@
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eval_bfcl import generate, pools
+from eval_bfcl.backend import Answer, Failure
+from eval_bfcl.prompting import Request
+from gatewright import artifact, bfcl
+from gatewright.errors import UserError
+
+ROOT = Path(generate.__file__).parent.parent
+
+
+def run(model: Path | str, pools_folder: Path, out: Path, **flags: Any) -> None:
+    flags = {"limit": 4, "max_new_tokens": 8, "name": "m", **flags}
+    generate.main(generate.Args(model=str(model), pools=pools_folder, out=out, **flags))
+
+
+def answers(out: Path, k: int = 4, name: str = "m") -> list[dict]:
+    path = bfcl.result_file(out / pools.cell_name(k, 0) / "result", name, "simple_python")
+    return pools.read_jsonl(path)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "llama"])
+def test_a_model_answers_all_pool_sizes(
+    family: str, models: dict[str, Path], pools_1_4: Path, tmp_path: Path
+) -> None:
+    run(models[family], pools_1_4, tmp_path / "r", name=None)
+    label = {"mamba2": "mamba2-s0.5", "llama": "llama"}[family]
+    for k in (1, 4):
+        rows = answers(tmp_path / "r", k, label)
+        assert [r["id"] for r in rows] == [f"simple_python_{n}" for n in range(4)]
+        assert all(r["output_token_count"] <= 8 and r["latency"] > 0 for r in rows)
+        prompts = [
+            json.loads(line)
+            for line in gzip.decompress(
+                (tmp_path / "r" / pools.cell_name(k, 0) / "prompts.jsonl.gz").read_bytes()
+            ).splitlines()
+        ]
+        assert len(prompts) == 4
+        assert prompts[0]["prompt"].count('"name": ') >= k
+        assert "area of a triangle" in prompts[0]["prompt"]
+    extra = artifact.read_manifest(tmp_path / "r", "bfcl-results")["extra"]
+    assert (extra["family"], extra["gate_scale"]) == (
+        ("mamba2", 0.5) if family == "mamba2" else ("llama", None)
+    )
+    assert extra["base"] == family
+    assert (extra["questions"], extra["of"]) == (4, 400)
+    artifact.verify(tmp_path / "r")
+
+
+class Flaky:
+    """Fails at chosen questions a number of times, as a server would."""
+
+    draws_prompts = True
+
+    def __init__(self, times: dict[str, int]) -> None:
+        self.times = times
+        self.asked: list[str] = []
+
+    def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
+        for r in requests:
+            self.asked.append(r.id)
+            if self.times.get(r.id, 0) > 0:
+                self.times[r.id] -= 1
+                yield r, Failure("HTTP 503: busy")
+            else:
+                yield r, Answer("text of " + r.id, 10, 3, 0.1, "stop")
+
+
+def test_failures_are_retried_and_never_stored(
+    models: dict[str, Path],
+    pools_1_4: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda s: None)
+    flaky = Flaky({"simple_python_1": 2, "simple_python_2": 99})
+    monkeypatch.setattr(generate, "make_backend", lambda *a: flaky)
+    with pytest.raises(UserError, match="1 of 4 requests failed .*simple_python_2.*HTTP 503"):
+        run(models["llama"], pools_1_4, tmp_path / "r", pool_sizes="4")
+    assert [r["id"] for r in answers(tmp_path / "r")] == [f"simple_python_{n}" for n in (0, 1, 3)]
+    assert not (tmp_path / "r/manifest.json").exists()
+
+    again = Flaky({})  # the same command asks only what is missing
+    monkeypatch.setattr(generate, "make_backend", lambda *a: again)
+    run(models["llama"], pools_1_4, tmp_path / "r", pool_sizes="4")
+    assert again.asked == ["simple_python_2"]
+    assert len(answers(tmp_path / "r")) == 4
+    assert not (tmp_path / "r/pool_size=4/seed=0/failures.jsonl").exists()
+
+
+def test_failures_can_be_accepted_and_are_named(
+    models: dict[str, Path],
+    pools_1_4: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generate, "make_backend", lambda *a: Flaky({"simple_python_2": 99}))
+    flags = {"pool_sizes": "4", "accept_failures": True, "retries": 0}
+    run(models["llama"], pools_1_4, tmp_path / "r", **flags)
+    failures = pools.read_jsonl(tmp_path / "r/pool_size=4/seed=0/failures.jsonl")
+    assert failures == [{"id": "simple_python_2", "error": "HTTP 503: busy"}]
+    assert artifact.read_manifest(tmp_path / "r")["extra"]["failed"] == 1
+
+
+def test_a_killed_run_continues_and_keeps_its_answers(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "r"
+    argv = [sys.executable, "-m", "eval_bfcl.generate", "--model", str(models["llama"])]
+    argv += ["--pools", str(pools_1_4), "--out", str(out), "--name", "m", "--limit", "12"]
+    argv += ["--max-new-tokens", "8", "--batch-size", "1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(argv, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    file = bfcl.result_file(out / "pool_size=4/seed=0/result", "m", "simple_python")
+    deadline = time.monotonic() + 120
+    while not (file.exists() and file.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = file.read_bytes()
+    assert before
+    kept = before.split(b"\n")[:-1]
+    assert not (out / "manifest.json").exists()
+    with open(file, "ab") as f:  # as if the crash had come in the middle of a line
+        f.write(b'{"id": "simple_python_11", "resu')
+    same = {"limit": 12, "batch_size": 1}
+    run(models["llama"], pools_1_4, out, **same)
+    rows = answers(out)
+    assert [r["id"] for r in rows] == [f"simple_python_{n}" for n in range(12)]
+    assert all(json.loads(line) in rows for line in kept)
+    run(models["llama"], pools_1_4, tmp_path / "fresh", **same)
+    assert [r["result"] for r in rows] == [r["result"] for r in answers(tmp_path / "fresh")]
+
+
+def test_another_setting_does_not_continue_a_folder(
+    models: dict[str, Path],
+    pools_1_4: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "r"
+    monkeypatch.setattr(generate, "make_backend", lambda *a: Flaky({"simple_python_0": 99}))
+    with pytest.raises(UserError, match="requests failed"):
+        run(models["llama"], pools_1_4, out, retries=0)
+    with pytest.raises(UserError, match="was begun with max_new_tokens = 8, not 9"):
+        run(models["llama"], pools_1_4, out, max_new_tokens=9)
+    with pytest.raises(UserError, match="was begun with .* = "):
+        run(models["mamba2"], pools_1_4, out)
+    monkeypatch.setattr(generate, "make_backend", lambda *a: Flaky({}))
+    run(models["llama"], pools_1_4, out)
+    with pytest.raises(UserError, match="is already finished"):
+        run(models["llama"], pools_1_4, out)
+
+
+def test_prompts_beyond_the_models_positions(
+    models: dict[str, Path],
+    pools_1_4: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generate, "make_backend", lambda *a: Flaky({}))
+    short = {**generate.model_facts(models["llama"]), "context_tokens": 600}
+    monkeypatch.setattr(generate, "model_facts", lambda folder: short)
+    with pytest.raises(
+        UserError, match=r"of 8 prompts do not fit the model's 600 .* at pool_size=4"
+    ):
+        run(models["llama"], pools_1_4, tmp_path / "refuse", max_new_tokens=100)
+    assert not (tmp_path / "refuse").exists()
+
+    run(models["llama"], pools_1_4, tmp_path / "skip", over_context="skip", max_new_tokens=100)
+    failures = pools.read_jsonl(tmp_path / "skip/pool_size=4/seed=0/failures.jsonl")
+    assert failures
+    assert all("exceeds the context" in f["error"] for f in failures)
+    assert len(answers(tmp_path / "skip")) + len(failures) == 4
+
+    run(models["llama"], pools_1_4, tmp_path / "run", over_context="run", max_new_tokens=100)
+    rows = answers(tmp_path / "run")
+    assert {r["id"] for r in rows if r.get("over_context")} == {f["id"] for f in failures}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"backend": "transfomers"}, "did you mean 'transformers'"),
+        ({"limit": 0}, "--limit 0"),
+        ({"pool_sizes": "8"}, "--pool-sizes 8: --pools has 1, 4"),
+        ({"prompt": "sistem"}, "--prompt sistem .*'system'"),
+        ({"style": "xml"}, "--style xml"),
+        ({"dtype": "int8"}, "--dtype int8"),
+        ({"over_context": "cut"}, "--over-context cut"),
+        ({"retries": -1}, "--retries -1"),
+        ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
+        ({"backend": "openai", "base_url": "localhost"}, "--base-url localhost"),
+    ],
+)
+def test_bad_flags_are_one_line(
+    flags: dict[str, Any],
+    message: str,
+    models: dict[str, Path],
+    pools_1_4: Path,
+    tmp_path: Path,
+) -> None:
+    model = flags.pop("model", models["llama"])
+    with pytest.raises(UserError, match=message):
+        run(model, pools_1_4, tmp_path / "r", **flags)
+    assert not (tmp_path / "r/manifest.json").exists()
+
+
+def test_folders_of_another_kind_are_refused(pools_1_4: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no config.json"):
+        run(pools_1_4, pools_1_4, tmp_path / "r")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    (corpus / "config.json").write_text('{"model_type": "llama"}')
+    artifact.finish(corpus, kind="corpus")
+    with pytest.raises(UserError, match="--model .*: holds a corpus, but a hf-model"):
+        run(corpus, pools_1_4, tmp_path / "r")
+
+
+def test_vllm_is_asked_for_only_where_it_is(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path
+) -> None:
+    try:
+        import vllm  # noqa: F401
+    except ImportError:
+        with pytest.raises(UserError, match="--backend vllm: vLLM is not installed"):
+            run(models["llama"], pools_1_4, tmp_path / "r", backend="vllm")
+        pytest.skip("vLLM is not installed here (extra `gpu`)")
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("vLLM needs a CUDA device")
+    run(models["llama"], pools_1_4, tmp_path / "v", backend="vllm")
+    run(models["llama"], pools_1_4, tmp_path / "t", backend="transformers")
+    same = [
+        a["result"] == b["result"]
+        for a, b in zip(answers(tmp_path / "v"), answers(tmp_path / "t"), strict=True)
+    ]
+    assert sum(same) >= 3  # bfloat16 kernels may turn a near tie

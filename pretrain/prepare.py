@@ -87,8 +87,10 @@ def only_one(out: Path) -> Iterator[None]:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             raise UserError(f"--out {out}: another run is preparing it") from e
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def work_folder(args: Args, parts: Sequence[corpus_blend.Part]) -> Path:

@@ -1,0 +1,426 @@
+"""Text becomes the tokens that the tokenizer gives, readable by Megatron's own reader."""
+
+import gzip
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from gatewright import artifact
+from gatewright.errors import UserError
+from pretrain import corpus_shards, prepare
+from tokenizer import train as tokenizer_train
+
+ROOT = Path(__file__).resolve().parents[2]
+SAYING = "the gate of a state space model decides how long it remembers what it has read"
+WORDS = SAYING.split()
+
+
+def documents(n: int, start: int = 0) -> list[str]:
+    """Return n different documents with spaces, signs, digits and separators other than \\n."""
+    odd = ["\u2028", "\u0085", "é", "🌦", "日本", "\r\n", "<|endoftext|>", "\x1c", "\t\t"]
+    return [
+        " ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(5 + i % 11))
+        + f" {i}.{odd[i % len(odd)]}\nNext line, {i * 37 % 1000}!"
+        for i in range(start, start + n)
+    ]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tok") / "tokenizer"
+    with artifact.create(folder, kind="tokenizer") as tmp:
+        tokenizer_train.write_folder(tokenizer_train.train(iter(documents(400)), 340), tmp)
+    return folder
+
+
+def jsonl(texts) -> bytes:
+    return b"".join(
+        json.dumps({"warc_record_id": "x", "text": t}, ensure_ascii=False).encode() + b"\n"
+        for t in texts
+    )
+
+
+def zstd_frames(data: bytes, frames: int) -> bytes:
+    """Compress in several frames that end in the middle of lines."""
+    step = len(data) // frames + 1
+    return b"".join(
+        zstandard.ZstdCompressor().compress(data[i : i + step]) for i in range(0, len(data), step)
+    )
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> tuple[Path, list[str]]:
+    """One shard of every format; the documents in the order of the sorted file names."""
+    folder = tmp_path_factory.mktemp("text")
+    texts = documents(140)
+    (folder / "a.jsonl").write_bytes(jsonl(texts[:30]).rstrip(b"\n"))
+    (folder / "b.jsonl.gz").write_bytes(
+        gzip.compress(jsonl(texts[30:40])) + gzip.compress(jsonl(texts[40:60]))
+    )
+    (folder / "c.jsonl.zst").write_bytes(zstd_frames(jsonl(texts[60:90]), 5))
+    (folder / "d.jsonl.zstd").write_bytes(
+        zstd_frames(jsonl([*texts[90:100], "", *texts[100:110]]), 3)
+    )
+    table = pa.table({"text": texts[110:], "id": list(range(30))})
+    pq.write_table(table, folder / "e.parquet", row_group_size=7)
+    (folder / "README.md").write_text("not a shard")
+    return folder, texts
+
+
+def run(corpus, tokenizer, out, **flags) -> dict:
+    prepare.main(
+        prepare.Args(input=(str(corpus),), tokenizer=tokenizer, out=out, **{"workers": 1, **flags})
+    )
+    return artifact.read_manifest(out, "corpus")
+
+
+def expected_ids(tokenizer: Path, texts) -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tok = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    tok.encode_special_tokens = True
+    return [[*tok.encode(t, add_special_tokens=False).ids, 0] for t in texts]
+
+
+def read_with_megatron(prefix: Path) -> list[list[int]]:
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    dataset = IndexedDataset(str(prefix))
+    assert len(dataset.document_indices) == len(dataset) + 1
+    return [dataset[i].tolist() for i in range(len(dataset))]
+
+
+def test_megatron_reads_what_the_tokenizer_says(corpus, tokenizer, tmp_path):
+    folder, texts = corpus
+    extra = run(folder, tokenizer, tmp_path / "c")["extra"]
+    want = expected_ids(tokenizer, texts)
+    assert read_with_megatron(tmp_path / "c" / "text") == want
+    flat = [i for ids in want for i in ids]
+    assert extra["tokens"] == len(flat)
+    assert extra["documents"] == len(texts)
+    assert extra["empty_documents"] == 1
+    assert extra["text_bytes"] == sum(len(t.encode()) for t in texts)
+    assert (extra["vocab_size"], extra["eod_id"], extra["dtype"]) == (340, 0, "uint16")
+    shares = [c / len(flat) for c in Counter(flat).values()]
+    entropy = -sum(p * math.log(p) for p in shares)
+    assert extra["unigram_entropy_nats"] == pytest.approx(entropy, rel=1e-12)
+
+
+def test_number_of_workers_and_short_cut_change_nothing(corpus, tokenizer, tmp_path):
+    one = run(corpus[0], tokenizer, tmp_path / "1")
+    two = run(corpus[0], tokenizer, tmp_path / "2", workers=2)
+    slow = run(corpus[0], tokenizer, tmp_path / "3", short_cut=False)
+    assert one["content_hash"] == two["content_hash"] == slow["content_hash"]
+    assert one["extra"]["shards_without_short_cut"] == 0
+    assert slow["extra"]["shards_without_short_cut"] == 5
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_large_vocabularies_are_int32(tokenizer, tmp_path):
+    from tokenizers import Tokenizer
+
+    big = tmp_path / "big"
+    big.mkdir()
+    tok = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    tok.add_tokens([f"<extra {i}>" for i in range(66_000)])
+    tok.save(str(big / "tokenizer.json"))
+    (big / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|endoftext|>"}}')
+    (tmp_path / "t.jsonl").write_bytes(jsonl(["a <extra 65999> b", "c"]))
+    extra = run(tmp_path / "t.jsonl", big, tmp_path / "c")["extra"]
+    assert (extra["dtype"], extra["vocab_size"]) == ("int32", 66_340)
+    found = read_with_megatron(tmp_path / "c" / "text")
+    assert 66_339 in found[0]
+    assert found[1][-1] == 0
+
+
+BAD = [
+    (b"{not json}\n", r"line 2: is not JSON"),
+    (b'{"txt": "x"}\n', r"line 2: has no field 'text'"),
+    (b'{"text": 5}\n', r"line 2: has int, not text, in field 'text'"),
+    (b'["text"]\n', r"line 2: is a JSON list, not an object"),
+    (b'{"text": "\xff"}\n', r"line 2: is not UTF-8"),
+    (b'{"text": "\\ud800"}\n', r"line 2: has a broken UTF-16 surrogate"),
+    (b"[" * 200_000 + b"\n", r"line 2: is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_is_named(tokenizer, tmp_path, line, message):
+    shard = tmp_path / "in" / "bad.jsonl"
+    shard.parent.mkdir()
+    good = jsonl(["first"])
+    shard.write_bytes(good + line + b"\n" + jsonl(["last"]))
+    with pytest.raises(UserError, match=message) as caught:
+        run(shard, tokenizer, tmp_path / "c")
+    assert str(shard) in str(caught.value)
+    assert "--skip-bad-lines N" in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["in"], "nothing half-written"
+    extra = run(shard, tokenizer, tmp_path / "c", skip_bad_lines=1)["extra"]
+    assert (extra["documents"], extra["bad_lines"]) == (2, 1)
+    assert f"{shard}: line 2: " in extra["first_bad_lines"][0]
+
+
+def test_the_limit_of_bad_lines_counts_over_all_shards(tokenizer, tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(["x"]) + b"{}\n" + b"{}\n")
+    pattern = tmp_path / "*.jsonl"
+    with pytest.raises(UserError, match=r"4 bad lines, the last .*b\.jsonl: line 3"):
+        run(pattern, tokenizer, tmp_path / "c", skip_bad_lines=3)
+    assert run(pattern, tokenizer, tmp_path / "c", skip_bad_lines=4)["extra"]["bad_lines"] == 4
+
+
+def test_a_worker_s_bad_line_ends_the_run(tokenizer, tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(["x"] * 5) + b"{}\n")
+    with pytest.raises(UserError, match=r"line 6: has no field 'text'"):
+        run(tmp_path, tokenizer, tmp_path / "c", workers=2)
+
+
+def test_overlong_lines_are_bad_lines(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("gatewright.documents.MAX_LINE_BYTES", 3_000_000)
+    (tmp_path / "a.jsonl").write_bytes(
+        jsonl(["one"]) + jsonl(["y" * 5_000_000]) + jsonl(["two"]) + jsonl(["z" * 4_000_000])
+    )
+    extra = run(tmp_path / "a.jsonl", tokenizer, tmp_path / "c", skip_bad_lines=2)["extra"]
+    assert extra["documents"] == 2
+    assert [b.split(": ", 1)[1] for b in extra["first_bad_lines"]] == [
+        "line 2: is longer than 2 MiB",
+        "line 4: is longer than 2 MiB",
+    ]
+
+
+def test_a_compressed_file_cut_short_is_an_error(tokenizer, tmp_path):
+    shard = tmp_path / "cut.jsonl.zst"
+    shard.write_bytes(zstd_frames(jsonl(documents(50)), 2)[:-20])
+    with pytest.raises(UserError, match=r"cut\.jsonl\.zst: cannot be read to its end"):
+        run(shard, tokenizer, tmp_path / "c")
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "p.parquet")
+    with pytest.raises(UserError, match="has no column 'text'; its columns: body"):
+        run(tmp_path / "p.parquet", tokenizer, tmp_path / "c")
+    (tmp_path / "q.parquet").write_bytes(b"PAR1 nonsense")
+    with pytest.raises(UserError, match=r"q\.parquet: cannot be read as parquet"):
+        run(tmp_path / "q.parquet", tokenizer, tmp_path / "c")
+
+
+def test_null_rows_of_parquet_are_bad_rows(tokenizer, tmp_path):
+    pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "p.parquet")
+    with pytest.raises(UserError, match=r"p\.parquet: row 2: has no 'text' \(null\)"):
+        run(tmp_path / "p.parquet", tokenizer, tmp_path / "c")
+
+
+def test_bad_flags_end_with_code_2(corpus, tokenizer, tmp_path):
+    def stderr(*flags):
+        done = subprocess.run(
+            [sys.executable, "-m", "pretrain.prepare", *map(str, flags)],
+            cwd=ROOT, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    out = ("--out", tmp_path / "c")
+    given = ("--input", corpus[0], "--tokenizer", tokenizer)
+    assert "matches no file" in stderr(
+        "--input", tmp_path / "*.none", "--tokenizer", tokenizer, *out
+    )
+    assert "unknown format" in stderr("--input", __file__, "--tokenizer", tokenizer, *out)
+    assert "no tokenizer.json" in stderr("--input", corpus[0], "--tokenizer", tmp_path, *out)
+    assert "did you mean '--workers'" in stderr(*given, *out, "--worker", 2)
+    assert "did you mean 'nemotron_cc_hq'" in stderr(*given, *out, "--blend", "nemotron-cc-hq")
+    assert "exists: remove it" in stderr(*given, "--out", tmp_path)
+
+
+def partitioned(folder: Path) -> dict[str, list[str]]:
+    texts = {}
+    for n, (name, path) in enumerate(
+        {
+            "high-actual": "quality=high/kind=actual/kind2=actual",
+            "high-diverse_qa_pairs": "quality=high/kind=synthetic/kind2=diverse_qa_pairs",
+            "high-distill": "quality=high/kind=synthetic/kind2=distill",
+            "low-actual": "quality=low/kind=actual/kind2=actual",
+        }.items()
+    ):
+        (folder / path).mkdir(parents=True)
+        texts[name] = documents(12 + n, start=100 * n)
+        for i in range(2):
+            shard = folder / path / f"CC-MAIN-2024-10-part-0000{i}.jsonl.zstd"
+            shard.write_bytes(zstd_frames(jsonl(texts[name][i::2]), 2))
+    return texts
+
+
+def test_named_blend_of_nemotron_cc(tokenizer, tmp_path):
+    texts = partitioned(tmp_path / "data")
+    extra = run(
+        tmp_path / "data", tokenizer, tmp_path / "c", blend="nemotron_cc_hq", workers=2,
+        weights=("high-diverse_qa_pairs=2",),
+    )["extra"]  # fmt: skip
+    assert sorted(p.name for p in (tmp_path / "c").glob("*.bin")) == [
+        "high-actual.bin",
+        "high-diverse_qa_pairs.bin",
+    ]
+    count = Counter()
+    shares = {}
+    for name, weight in (("high-actual", 1), ("high-diverse_qa_pairs", 2)):
+        want = expected_ids(tokenizer, texts[name][::2] + texts[name][1::2])
+        assert read_with_megatron(tmp_path / "c" / name) == want
+        for ids in want:
+            count.update({i: weight * c for i, c in Counter(ids).items()})
+        shares[name] = weight * sum(map(len, want))
+    total = sum(shares.values())
+    assert extra["blend"] == pytest.approx({n: s / total for n, s in shares.items()})
+    entropy = -sum(c / total * math.log(c / total) for c in count.values())
+    assert extra["unigram_entropy_nats"] == pytest.approx(entropy, rel=1e-12)
+
+
+def test_partitions_of_v2_are_folders(tokenizer, tmp_path):
+    for name in ("High-Quality", "Diverse-QA", "Medium-Quality"):
+        (tmp_path / "v2" / name).mkdir(parents=True)
+        pq.write_table(
+            pa.table({"text": documents(9)}), tmp_path / "v2" / name / "part_000000.parquet"
+        )
+    extra = run(tmp_path / "v2", tokenizer, tmp_path / "c", blend="nemotron_cc_hq")["extra"]
+    assert sorted(extra["parts"]) == ["Diverse-QA", "High-Quality"]
+    extra = run(tmp_path / "v2", tokenizer, tmp_path / "d", blend="partitions")["extra"]
+    assert extra["documents"] == 27
+    with pytest.raises(UserError, match="holds no shard of Diverse-QA"):
+        run(tmp_path / "v2" / "High-Quality", tokenizer, tmp_path / "e", blend="nemotron_cc_hq")
+    with pytest.raises(UserError, match="did you mean 'High-Quality'"):
+        run(
+            tmp_path / "v2",
+            tokenizer,
+            tmp_path / "e",
+            blend="partitions",
+            weights=("high-quality=1",),
+        )
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_a_failed_run_continues_at_the_shard(corpus, tokenizer, tmp_path, monkeypatch, stop_after):
+    whole = run(corpus[0], tokenizer, tmp_path / "whole")
+    encoded = []
+    real = corpus_shards.ShardEncoder.encode
+
+    def counting(self, path, index, consumed):
+        if len(encoded) == stop_after:
+            raise Stop
+        encoded.append(index)
+        return real(self, path, index, consumed)
+
+    monkeypatch.setattr(corpus_shards.ShardEncoder, "encode", counting)
+    if stop_after < 5:
+        with pytest.raises(Stop):
+            run(corpus[0], tokenizer, tmp_path / "c")
+    else:  # all shards are there, and the end of the run fails
+        monkeypatch.setattr(prepare.Merge, "publish", lambda *a: (_ for _ in ()).throw(Stop))
+        with pytest.raises(Stop):
+            run(corpus[0], tokenizer, tmp_path / "c")
+        monkeypatch.undo()
+        monkeypatch.setattr(corpus_shards.ShardEncoder, "encode", counting)
+    assert not (tmp_path / "c").exists()
+    stop_after = 99
+    again = run(corpus[0], tokenizer, tmp_path / "c")
+    assert encoded == [0, 1, 2, 3, 4], "each shard once"
+    assert again["content_hash"] == whole["content_hash"]
+
+
+def test_a_torn_append_is_cut_back(corpus, tokenizer, tmp_path, monkeypatch):
+    """The process dies between the bytes of a shard and the commit that counts them."""
+    whole = run(corpus[0], tokenizer, tmp_path / "whole")
+    real = artifact.write_json
+
+    def dying(path, value):
+        if path.name == "commit.json" and value["text"]["shards"] == 3:
+            with open(path.parent / "text.bin", "ab") as f:
+                f.write(b"half of the next shard")
+            raise Stop
+        real(path, value)
+
+    monkeypatch.setattr(artifact, "write_json", dying)
+    with pytest.raises(Stop):
+        run(corpus[0], tokenizer, tmp_path / "c")
+    monkeypatch.undo()
+    assert run(corpus[0], tokenizer, tmp_path / "c")["content_hash"] == whole["content_hash"]
+
+
+def test_changed_input_is_not_continued(corpus, tokenizer, tmp_path, monkeypatch):
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in "ab":
+        (source / f"{name}.jsonl").write_bytes(jsonl(documents(10)))
+    monkeypatch.setattr(prepare.Merge, "publish", lambda *a: (_ for _ in ()).throw(Stop))
+    with pytest.raises(Stop):
+        run(source, tokenizer, tmp_path / "c")
+    monkeypatch.undo()
+    (source / "a.jsonl").write_bytes(jsonl(documents(5, start=50)))
+    run(source, tokenizer, tmp_path / "c")
+    want = expected_ids(tokenizer, documents(5, start=50) + documents(10))
+    assert read_with_megatron(tmp_path / "c" / "text") == want
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "in"]
+
+
+def test_kill_9_and_again(tokenizer, tmp_path):
+    """A real kill of a run with two workers, in the middle; the orphans leave too."""
+    source = tmp_path / "in"
+    source.mkdir()
+    data = jsonl(documents(4000))
+    for i in range(8):
+        (source / f"{i}.jsonl").write_bytes(data)
+    command = [
+        sys.executable, "-m", "pretrain.prepare", "--input", str(source),
+        "--tokenizer", str(tokenizer), "--out", str(tmp_path / "c"), "--workers", "2",
+    ]  # fmt: skip
+    killed = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".c.prepare-*/commit.json")):
+        assert killed.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (tmp_path / "c").exists()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "continuing: " in done.stdout
+    one = expected_ids(tokenizer, documents(4000))
+    found = np.fromfile(tmp_path / "c" / "text.bin", dtype=np.uint16)
+    assert found.tolist() == [i for ids in one for i in ids] * 8
+
+
+def test_two_runs_of_one_folder_are_refused(corpus, tokenizer, tmp_path):
+    code = (
+        "import sys, time, pathlib; from pretrain.prepare import only_one\n"
+        f"with only_one(pathlib.Path({str(tmp_path / 'c')!r})):\n"
+        "    print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match="another run is preparing it"):
+            run(corpus[0], tokenizer, tmp_path / "c")
+        other.kill()
+    run(corpus[0], tokenizer, tmp_path / "c")
+
+
+def test_a_dead_worker_is_noticed(corpus, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        corpus_shards.ShardEncoder, "encode", lambda *a: os.kill(os.getpid(), signal.SIGKILL)
+    )
+    with pytest.raises(RuntimeError, match="a worker died .exit code -9"):
+        run(corpus[0], tokenizer, tmp_path / "c", workers=2)

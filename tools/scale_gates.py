@@ -2,18 +2,26 @@
 
 Copies the checkpoint and changes nothing but the bytes of its A_log tensors: A_log += log(s).
 s > 1 gates more strongly (shorter memory), s < 1 more weakly.
+
+One edit writes `--out DIR`; several write `DIR-s0.5`, `DIR-s2`, ... (`-d-1` for offsets,
+`-tau4096` for targets) in one pass over the checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from gatewright import cli
 from gatewright.errors import UserError
+
+if TYPE_CHECKING:
+    from gatewright.gates.edits import Edit
+
+PROG = "python -m tools.scale_gates"
 
 
 @dataclasses.dataclass
@@ -21,59 +29,116 @@ class Args:
     """Copy a checkpoint with its gates rescaled; nothing but A_log changes."""
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """Folder of the checkpoint: Hugging Face, mamba_ssm or Megatron."""
+    """Folder of the checkpoint: Hugging Face, mamba_ssm, Megatron or DeepSpeed universal."""
     out: Path | None = None
-    """Folder to write. Several edits write DIR-s0.5, DIR-s2, ... (-d1 for offsets, -tau4096)."""
+    """Folder to write. Several edits write DIR-s0.5, DIR-s2, ... (-d-1: offset, -tau4096)."""
     scale: str | None = None
     """Factor of the decay rate, or several: 0.5 or 0.5,1,2. Above 1: shorter memory."""
     offset: str | None = None
     """The same in log space: added to A_log. One value or several; --offset=-1 if negative."""
     target_tau: str | None = None
     """Move the median effective length of the selected heads to this many tokens."""
+    from_: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    """JSON with a value per head: {"scale": {"0": [0.5, 1]}}, or show_gates --json's output."""
     layers: str | None = None
     """Only these layers, for example 0-7,12."""
     heads: str | None = None
     """Only these heads of each layer, for example 0-3."""
+    calibrate: Path | None = None
+    """Text file: measure dt by running the model on it, instead of taking softplus(dt_bias)."""
+    context_length: int | None = None
+    """Tokens that the model shall read: warn when a state could outgrow its stored type."""
+    keep_fp32_gates: bool = False
+    """Store A_log in fp32 (safetensors only); loaders that cast the whole model undo it."""
     force: bool = False
     """Allow scales outside [1/64, 64]."""
     link: bool = False
     """Hard-link unchanged files and reflink changed ones where the filesystem can."""
+    in_place: bool = False
+    """Edit the checkpoint itself; gates-undo.json beside it takes the edit back."""
+    undo: bool = False
+    """Take the last in-place edit back."""
 
 
 def main(args: Args) -> None:
     """Rescale the gates of a checkpoint, leaving every other byte as it is."""
-    from gatewright.gates import edits, find, report, rewrite
+    if args.undo:
+        _undo(args)
+        return
+    from gatewright.gates import edits, find, growth, in_place, report, rewrite
     from gatewright.runlog import progress
 
-    if args.out is None:
-        raise UserError("--out is missing: name the folder to write")
+    wanted = asked(args)
+    if (args.out is None) == (not args.in_place):
+        raise UserError("name the folder to write (--out DIR), or edit --in-place")
+    if args.in_place and (len(wanted) > 1 or args.keep_fp32_gates or args.link):
+        raise UserError("--in-place: takes one edit, without --keep-fp32-gates and --link")
     gates = find.find_gates(args.checkpoint)
+    measured = None
+    if args.calibrate is not None:
+        from gatewright.gates import calibrate
+
+        updates = args.context_length is not None
+        measured = calibrate.measure(gates, args.calibrate, updates=updates)
+    dts = {} if measured is None else measured.dt
+    plans = [edits.resolve(edit, gates, dts, force=args.force) for edit in wanted]
     for warning in gates.warnings:
         print(f"warning: {warning}")
-    plans = [edits.resolve(edit, gates, {}, force=args.force) for edit in asked(args)]
+    if args.context_length is not None:
+        for plan in plans:
+            for warning in growth.warnings(plan, gates, args.context_length, measured):
+                print(f"warning: {plan.edit.label}: {warning}")
+    if args.in_place:
+        done = in_place.edit(gates, plans[0], dts)
+        print(report.format_edit(f"{args.checkpoint}", done))
+        print(f"{PROG} {args.checkpoint} --undo takes it back")
+        return
+    assert args.out is not None
     size = sum((gates.checkpoint.root / f).stat().st_size for f in gates.checkpoint.files)
     with progress(total=size, desc="copying", unit="B", scale=True, disable=size < 1 << 28) as bar:
         written = rewrite.write_edits(
-            gates, plans, args.out, dts={}, link=args.link, progress=bar.update
+            gates,
+            plans,
+            args.out,
+            dts=dts,
+            link=args.link,
+            fp32=args.keep_fp32_gates,
+            progress=bar.update,
         )
-    for done in written:
-        print(report.format_edit(f"{done.folder}", done.report))
+    for copy in written:
+        print(report.format_edit(f"{copy.folder}", copy.report))
 
 
-def asked(args: Args) -> list:  # type: ignore[type-arg]
+def _undo(args: Args) -> None:
+    from gatewright.gates import in_place
+
+    others = [
+        f.name
+        for f in dataclasses.fields(args)
+        if f.name not in ("checkpoint", "undo") and getattr(args, f.name) not in (None, False)
+    ]
+    if others:
+        raise UserError(f"--undo: takes no other flag, not --{others[0].strip('_')}")
+    print(f"{args.checkpoint}: {in_place.undo(args.checkpoint)} places restored")
+
+
+def asked(args: Args) -> list[Edit]:
     """Return the edits that the command line asks for.
 
     Raises:
         UserError: none, or more than one kind, or a value that is not a number.
     """
-    from gatewright.gates.edits import Edit, parse_selection
+    from gatewright.gates.edits import Edit, parse_selection, read_table
 
     kinds = {"scale": args.scale, "offset": args.offset, "target_tau": args.target_tau}
     given = {kind: text for kind, text in kinds.items() if text is not None}
-    if len(given) != 1:
-        raise UserError("give one of --scale, --offset and --target-tau")
+    if len(given) + (args.from_ is not None) != 1:
+        raise UserError("give one of --scale, --offset, --target-tau and --from")
     layers = None if args.layers is None else parse_selection(args.layers, "--layers")
     heads = None if args.heads is None else parse_selection(args.heads, "--heads")
+    if args.from_ is not None:
+        key, rows = read_table(args.from_)
+        return [Edit("table", table_key=key, table=rows, layers=layers, heads=heads)]
     ((kind, text),) = given.items()
     flag = "--" + kind.replace("_", "-")
     values = []
@@ -86,4 +151,4 @@ def asked(args: Args) -> list:  # type: ignore[type-arg]
 
 
 if __name__ == "__main__":
-    cli.run(main, Args, prog="python -m tools.scale_gates")
+    cli.run(main, Args, prog=PROG)

@@ -1,7 +1,8 @@
 """Show the gates of a checkpoint: `python -m tools.show_gates CKPT [CKPT2] [--json]`.
 
-Prints the effective length tau of every layer's heads; with two checkpoints of one model also
-how far the gates moved between them (the paper's drift table).
+Prints the effective length tau of every layer's heads, the share of heads that remember beyond
+4K, 16K and 64K tokens, and a histogram; with two checkpoints of one model also how far the
+gates moved between them (the paper's drift table).
 """
 
 from __future__ import annotations
@@ -25,38 +26,52 @@ class Args:
     """One checkpoint folder, or two of the same model (before, after)."""
     json: bool = False
     """Print everything, per head, as JSON instead of tables."""
+    svg: Path | None = None
+    """Also write a figure of tau per layer and head to this file."""
+    calibrate: Path | None = None
+    """Text file: measure dt by running the model on it, instead of taking softplus(dt_bias)."""
 
 
 def main(args: Args) -> None:
     """Show effective lengths of a checkpoint's gates, and their drift between two."""
-    from gatewright.gates import find, statistics, tables
+    from gatewright.gates import figure, find, statistics, tables
 
     if len(args.checkpoints) not in (1, 2):
         raise UserError("name one checkpoint folder, or two of the same model")
+    dt_from = "weights" if args.calibrate is None else "data"
+    found: list[list[statistics.LayerGates]] = []
     shown: list[dict[str, Any]] = []
-    found = []
     for path in args.checkpoints:
         gates = find.find_gates(path)
-        layers = statistics.layer_gates(gates)
-        found.append(layers)
+        dts = {}
+        if args.calibrate is not None:
+            from gatewright.gates import calibrate
+
+            dts = calibrate.measure(gates, args.calibrate).dt
+        found.append(statistics.layer_gates(gates, dts))
         source = {
             "checkpoint": str(path),
             "model_type": gates.model_type,
-            "dt_from": "weights",
+            "dt_from": dt_from,
             "warnings": list(gates.warnings),
         }
-        shown.append(statistics.as_json(layers, source))
-        if not args.json:
-            for warning in gates.warnings:
-                print(f"warning: {warning}")
-            print(tables.gates_table(layers, str(path), "weights"))
+        shown.append(statistics.as_json(found[-1], source))
     moved = statistics.drift(*found) if len(found) == 2 else None
+    if args.svg is not None:
+        titles = [(str(path), layers) for path, layers in zip(args.checkpoints, found, strict=True)]
+        try:
+            args.svg.write_text(figure.tau_svg(titles, dt_from), encoding="utf-8")
+        except OSError as e:
+            raise UserError(f"--svg {args.svg}: cannot be written ({e.strerror})") from e
     if args.json:
-        out: Any = (
-            shown[0] if moved is None else {"before": shown[0], "after": shown[1], "drift": moved}
-        )
-        print(json.dumps(out, indent=1))
-    elif moved is not None:
+        both = {"before": shown[0], "after": shown[-1], "drift": moved}
+        print(json.dumps(shown[0] if moved is None else both, indent=1))
+        return
+    for path, layers, about in zip(args.checkpoints, found, shown, strict=True):
+        for warning in about["warnings"]:
+            print(f"warning: {warning}")
+        print(tables.gates_table(layers, str(path), dt_from))
+    if moved is not None:
         print(tables.drift_table(moved))
 
 

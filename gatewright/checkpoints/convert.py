@@ -18,7 +18,7 @@ from gatewright.checkpoints import (
     safetensors_files,
     torch_dist_writer,
 )
-from gatewright.checkpoints.opening import open_checkpoint
+from gatewright.checkpoints.opening import open_checkpoint, resolve_run
 from gatewright.checkpoints.storage import Checkpoint
 from gatewright.checkpoints.views import (
     View,
@@ -89,7 +89,7 @@ def convert(
     """
     if to not in TARGETS:
         raise UserError(f"--to {to}: choose one of {', '.join(TARGETS)}")
-    checkpoint = open_checkpoint(models_on_disk.resolve_run(Path(source)))
+    checkpoint = open_checkpoint(resolve_run(Path(source)))
     model = models_on_disk.model_config(checkpoint)
     if to == "mamba_ssm":
         models_on_disk.mamba_ssm_config(model)  # refuses a Llama before any work

@@ -13,31 +13,6 @@ from gatewright.errors import UserError
 from gatewright.models import ModelConfig, from_hf_config
 
 
-def resolve_run(path: Path) -> Path:
-    """Return the checkpoint to read: the folder itself, or a run folder's latest `iter_*`.
-
-    Raises:
-        UserError: a run folder whose `latest` names something that is not there.
-    """
-    path = Path(path)
-    if (path / ".metadata").is_file():
-        return path
-    pointer = path / "latest"
-    if pointer.is_file() and any(path.glob("iter_*")):
-        name = pointer.read_text(encoding="utf-8").strip()
-        if Path(name).name != name or not (path / name / ".metadata").is_file():
-            raise UserError(f"{pointer}: names {name!r}, which is no checkpoint beside it")
-        return path / name
-    megatron = path / "latest_checkpointed_iteration.txt"
-    if megatron.is_file():
-        text = megatron.read_text(encoding="utf-8").strip()
-        name = f"iter_{int(text):07d}" if text.isdecimal() else text
-        if not (path / name / ".metadata").is_file():
-            raise UserError(f"{megatron}: says {text!r}, but {path / name} is no checkpoint")
-        return path / name
-    return path
-
-
 def model_config(checkpoint: Checkpoint) -> ModelConfig:
     """Return the sizes of the model that a checkpoint holds.
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gatewright.checkpoints import safetensors_files, torch_dist, torch_files
+from gatewright.checkpoints import deepspeed_zero, safetensors_files, torch_dist, torch_files
 from gatewright.checkpoints.storage import Checkpoint
 from gatewright.errors import UserError
 
@@ -62,12 +62,35 @@ def read_config(root: Path) -> dict[str, Any]:
     return config
 
 
+def resolve_run(path: Path) -> Path:
+    """Return the checkpoint to read: the folder itself, or a run folder's latest `iter_*`.
+
+    Raises:
+        UserError: a run folder whose `latest` names something that is not there.
+    """
+    path = Path(path)
+    if (path / torch_dist.METADATA).is_file():
+        return path
+    for pointer in ("latest", "latest_checkpointed_iteration.txt"):
+        file = path / pointer
+        if not file.is_file() or not any(path.glob("iter_*")):
+            continue
+        name = file.read_text(encoding="utf-8", errors="replace").strip()
+        if name.isdecimal():  # Megatron-LM writes the number only
+            name = f"iter_{int(name):07d}"
+        if Path(name).name != name or not (path / name / torch_dist.METADATA).is_file():
+            raise UserError(f"{file}: names {name!r}, which is no checkpoint beside it")
+        return path / name
+    return path
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a checkpoint folder for reading; no tensor is read yet.
 
     Known formats: a Hugging Face folder (`huggingface`), a folder with `pytorch_model.bin`
-    (`pytorch`; Hugging Face's older layout and mamba_ssm's), and a Megatron torch_dist folder
-    (`megatron`; an `iter_*` folder, or a run folder, of which the latest is taken).
+    (`pytorch`; Hugging Face's older layout and mamba_ssm's), a Megatron torch_dist folder
+    (`megatron`; an `iter_*` folder, or a run folder, of which only the latest counts) and a
+    DeepSpeed universal checkpoint (`deepspeed`).
 
     Raises:
         UserError: no such folder, none of these, or damaged.
@@ -81,9 +104,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     except OSError as e:
         raise UserError(f"{path}: cannot be read ({e.strerror})") from e
     path = Path(os.path.normpath(path))
-    if (path / torch_dist.METADATA).is_file():
-        tensors = torch_dist.Tensors(path)
-        return Checkpoint(path, "megatron", tensors, list_files(path), read_config(path))
+    latest = resolve_run(path)
+    if (latest / torch_dist.METADATA).is_file():
+        return _megatron(path, latest)
     shards = safetensors_files.shard_names(path)
     if shards is not None:
         return _folder(path, "huggingface", safetensors_files.read_folder(path, shards))
@@ -93,10 +116,31 @@ def open_checkpoint(path: Path) -> Checkpoint:
         for name in bins:
             stored.update(torch_files.read_state_dict(path, name))
         return _folder(path, "pytorch", stored)
+    zero = deepspeed_zero.find_root(path)
+    if zero is not None:
+        prefix = "" if zero == path else f"{zero.name}/"
+        tensors = deepspeed_zero.read_tensors(zero, prefix)
+        files = tuple(f for f in list_files(path) if _belongs(f, prefix))
+        return Checkpoint(path, "deepspeed", tensors, files, read_config(path))
     raise UserError(
         f"{path}: holds no weights; looked for {safetensors_files.SINGLE}, "
-        f"{safetensors_files.INDEX}, {BIN}, {BIN_INDEX} and .metadata (Megatron torch_dist)"
+        f"{safetensors_files.INDEX}, {BIN}, {BIN_INDEX}, .metadata (Megatron torch_dist) and "
+        "*_model_states.pt (DeepSpeed)"
     )
+
+
+def _megatron(path: Path, latest: Path) -> Checkpoint:
+    """Open an `iter_*` folder, or a run folder as its latest checkpoint and its settings."""
+    prefix = "" if latest == path else f"{latest.name}/"
+    tensors = torch_dist.Tensors(latest, prefix)
+    files = tuple(f for f in list_files(path) if _belongs(f, prefix))
+    return Checkpoint(path, "megatron", tensors, files, read_config(latest) or read_config(path))
+
+
+def _belongs(file: str, prefix: str) -> bool:
+    """Tell whether a run's file goes with the one checkpoint under `prefix`."""
+    settings = ("config.json", "latest", "latest_universal", "latest_checkpointed_iteration.txt")
+    return file.startswith(prefix) or file in settings
 
 
 def _folder(path: Path, kind: str, tensors: Any) -> Checkpoint:

@@ -141,8 +141,9 @@ class Tensors(Mapping[str, StoredTensor]):
         UserError: a data file is missing or damaged, or disagrees with `.metadata`.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, prefix: str = "") -> None:
         self.root = root
+        self.prefix = prefix  # path from the opened folder to `root`, put before every file
         self.described = read_metadata(root)
         self._opened: dict[str, StoredTensor] = {}
 
@@ -172,4 +173,4 @@ class Tensors(Mapping[str, StoredTensor]):
             or saved.dtype != described.dtype
         ):
             raise UserError(f"{path}: holds something else than {name} where .metadata says so")
-        return Piece(box.blob.file, saved.start, box.offsets, box.shape, saved.entry)
+        return Piece(self.prefix + box.blob.file, saved.start, box.offsets, box.shape, saved.entry)

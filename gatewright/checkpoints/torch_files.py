@@ -66,13 +66,13 @@ def read_saved(
     start: int = 0,
     length: int | None = None,
     *,
-    extra_allowed: frozenset[str] = frozenset(),
+    allowed_prefixes: tuple[str, ...] = (),
 ) -> Any:
     """Return what torch.save wrote, with each tensor as a `SavedTensor` and nothing run.
 
     Args:
         start, length: where the archive lies in the file; the whole file by default.
-        extra_allowed: further global names that may occur (they stay inert records).
+        allowed_prefixes: beginnings of further names that may occur (they stay inert records).
 
     Raises:
         UserError: not a torch.save file, damaged, or with content other than plain weights.
@@ -93,10 +93,14 @@ def read_saved(
     found = pickles.read(
         data,
         str(path),
-        allowed=_ALLOWED | extra_allowed,
+        allowed=_ALLOWED,
+        allowed_prefixes=allowed_prefixes,
         persistent=_persistent,
     )
-    return _resolve(found, path, entries)
+    try:
+        return _resolve(found, path, entries)
+    except RecursionError as e:
+        raise UserError(f"{path}: its pickle is nested too deeply for weights") from e
 
 
 def _resolve(value: Any, path: Path, entries: dict[str, Entry]) -> Any:

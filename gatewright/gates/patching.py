@@ -25,6 +25,7 @@ import numpy as np
 from gatewright import artifact
 from gatewright.checkpoints.archives import Entry
 from gatewright.checkpoints.storage import Checkpoint, StoredTensor
+from gatewright.gates.widening import widen_file
 
 BLOCK_BYTES = 4 << 20
 _FICLONE = 0x40049409  # ioctl of Linux filesystems that can share blocks (btrfs, XFS)
@@ -127,6 +128,8 @@ class Output:
     folder: Path
     patches: Patches
     hashes: dict[str, str]
+    widened: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    """File -> gates that it shall hold in fp32 (see `widening`); such a file has no patches."""
 
 
 def write_copies(
@@ -209,6 +212,9 @@ def _write_file(
     for output in outputs:
         target = output.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
+        if name in output.widened:
+            output.hashes[name] = widen_file(source, target, output.widened[name])
+            continue
         patches = output.patches.get(name, ())
         if not (link and _share(source, target, may_link=not patches)):
             copied.append(target)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gatewright import artifact
 from gatewright.errors import UserError
 from gatewright.gates.edits import Dts, Plan
@@ -54,6 +56,7 @@ def write_edits(
     *,
     dts: Dts,
     link: bool = False,
+    fp32: bool = False,
     progress: Callable[[int], None] = lambda n: None,
 ) -> list[Written]:
     """Write one copy of the checkpoint per edit, in one pass over its files.
@@ -62,6 +65,7 @@ def write_edits(
 
     Args:
         out: the folder of a single edit, or the stem of several (see `output_folders`).
+        fp32: store edited A_log tensors in fp32 (Hugging Face safetensors only).
         link: share unchanged files with the input where the filesystem can.
         progress: told the bytes of the input as they are done.
 
@@ -74,7 +78,13 @@ def write_edits(
     for folder in folders:
         if folder.resolve().is_relative_to(root):
             raise UserError(f"--out {folder} lies inside the checkpoint; choose another place")
-    reports = [edit_report(plan, gates, dts) for plan in plans]
+    if fp32 and checkpoint.format != "huggingface":
+        raise UserError(
+            f"--keep-fp32-gates: only safetensors can hold gates in another type than before, "
+            f"{checkpoint.root} is {checkpoint.format}; convert it first (tools.convert --to hf)"
+        )
+    store_as = "F32" if fp32 else None
+    reports = [edit_report(plan, gates, dts, store_as=store_as) for plan in plans]
     parent_hashes: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         outputs = []
@@ -91,6 +101,9 @@ def write_edits(
                     parent_hashes=parent_hashes,
                 )
             )
+            if fp32:
+                outputs.append(Output(tmp, {}, hashes, _widened(gates, plan)))
+                continue
             changed = ((tensor, raw) for _, tensor, raw in plan.changes(gates))
             outputs.append(Output(tmp, patches_of(checkpoint, changed), hashes))
         try:
@@ -99,3 +112,13 @@ def write_edits(
             raise UserError(f"{e.filename or out}: {e.strerror}; nothing was written") from e
         parent_hashes["model"] = artifact.content_hash_of(sources)
     return [Written(*row) for row in zip(folders, plans, reports, strict=True)]
+
+
+def _widened(gates: Gates, plan: Plan) -> dict[str, dict[str, np.ndarray]]:
+    """Return, by file, the fp32 values of every gate that the edit touches."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for gate in gates.gates:
+        if plan.offsets[gate.layer].any():
+            values = plan.edited(gates, gate, gate.A_log, "F32")
+            found.setdefault(gate.A_log.pieces[0].file, {})[gate.A_log.name] = values
+    return found

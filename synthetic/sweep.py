@@ -10,6 +10,7 @@ out/manifest.json   last: without it the folder is unfinished and may be resumed
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -78,7 +79,7 @@ class Sweep:
 
     def add_all(self, rows: Iterable[Row]) -> None:
         """Append runs that were trained together; a crash leaves whole lines only."""
-        rows = list(rows)
+        rows = [_rounded(row) for row in rows]
         self._file.write("".join(json.dumps(row) + "\n" for row in rows))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -108,6 +109,17 @@ class Sweep:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
+
+
+def _rounded(value: Any) -> Any:
+    """Round floats to seven digits: more than any metric carries, half the file's size."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}") if math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        return {k: _rounded(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(v) for v in value]
+    return value
 
 
 def _complete_rows(path: Path) -> list[Row]:

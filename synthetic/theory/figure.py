@@ -62,6 +62,7 @@ def _draw_a(axis: Any, sweep: Sweep, s: Mapping[str, Any]) -> None:
         ylabel=f"margin after {s['steps']} steps",
         title="a  Initial bias",
     )
+    axis.xaxis.set_minor_formatter("")
     axis.legend()
 
 

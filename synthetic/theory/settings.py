@@ -25,7 +25,9 @@ LR = {"a": 0.1, "b": 0.3, "c": 0.1, "d": 0.1}
 GATES = ("trained", "frozen")
 # An escape time's fit depends on its range, so both of these are always stated.
 FIT_RANGES = ((1.5e-4, 0.05), (5e-4, 0.05))
-CONTOUR_ERROR = 0.25
+# At this error the boundary is tau/2 log(d/tau) with no further constant (c_delta = sqrt 2
+# cancels S_2 = tau/2), so that a one-parameter fit tests the law and its slope, 1/2.
+CONTOUR_ERROR = 0.0786
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ DEFAULTS = {
         (1.5e-4, 2.9e-4, 5e-4, 1.04e-3, 2e-3, 3.8e-3, 7e-3, 0.013, 0.025, 0.05), 5, 20_000
     ),
     "c": Settings((1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 1e4, 1e5), 5, 10_000, 100_000),
-    "d": Settings((1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0), 3, 10_000, 100_000),
+    "d": Settings((2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0), 3, 10_000, 100_000),
 }
 DISTANCES_D = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

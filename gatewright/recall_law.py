@@ -1,0 +1,112 @@
+"""How many facts a fixed state can hold: the recall scaling law, forwards and backwards.
+
+Source: the capacity paper (theorem 4.2, remark 4.3, theorem 4.6).  A state of D channels by
+N slots, in each of `layers` layers, holds `facts` key-value pairs over a vocabulary of V
+tokens.  A query reads the right value with signal 1 and Gaussian noise of variance
+
+    sigma^2 = a * facts / (layers * N * D) + 1 / D
+
+on every wrong token, so that recall succeeds with probability about `Phi(1/sigma - b)`, where
+b is how far the largest of V noises reaches.  `a` counts the pairs written per fact: 1 (AR)
+and 5/4 (MQAR) for a trained linear model, half of that for a full Mamba, 2 and 3 for the
+designed circuit, which writes every adjacent pair.
+
+The printed form of theorem 4.2 drops the `1/D` term and disagrees with remark 4.3 at small
+D; both are here.  The paper writes `b = sqrt(2 ln V)`; its authors' code uses the mean of
+the largest of V standard Gaussians, `mean_of_max`, which is smaller (2.915 against 3.532 at
+V = 512) and describes trained models far better.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Literal
+
+Task = Literal["ar", "mqar"]
+Reach = Literal["mean_of_max", "sqrt_2_log_v"]
+
+_NORMAL = NormalDist()
+PAIRS_PER_FACT = {
+    ("linear", "ar"): 1.0,
+    ("linear", "mqar"): 1.25,
+    ("full", "ar"): 0.5,
+    ("full", "mqar"): 0.625,
+    ("designed", "ar"): 2.0,
+    ("designed", "mqar"): 3.0,
+}
+
+
+def sqrt_2_log_v(vocab: int) -> float:
+    """Return `sqrt(2 ln V)`, the leading order of the largest of V standard Gaussians."""
+    return math.sqrt(2 * math.log(vocab))
+
+
+def mean_of_max(vocab: int) -> float:
+    """Return m_V, the next order: `s - (ln ln V + ln 4 pi) / (2 s)`, `s = sqrt(2 ln V)`."""
+    s = sqrt_2_log_v(vocab)
+    return s - (math.log(math.log(vocab)) + math.log(4 * math.pi)) / (2 * s)
+
+
+REACH = {"mean_of_max": mean_of_max, "sqrt_2_log_v": sqrt_2_log_v}
+
+
+def noise_variance(d: float, n: float, facts: float, a: float, layers: float = 1) -> float:
+    """Return sigma^2 of a readout (remark 4.3; theorem 4.6 for several layers)."""
+    return a * facts / (layers * n * d) + 1 / d
+
+
+def recall(d: float, n: float, facts: float, a: float, b: float, layers: float = 1) -> float:
+    """Return remark 4.3's probability of recall, `Phi(1/sigma - b)`."""
+    return _NORMAL.cdf(1 / math.sqrt(noise_variance(d, n, facts, a, layers)) - b)
+
+
+def recall_as_printed(
+    d: float, n: float, facts: int, b: float, task: Task, length: int | None = None
+) -> float:
+    """Return theorem 4.2's probability as printed, without the 1/D term.
+
+    For MQAR it is the mean over the query positions t = 2 facts .. length - 1 of a query at
+    t, by which time `facts / 2 + t / 4` pairs have been written.
+
+    Raises:
+        ValueError: MQAR without a `length` that leaves room for queries.
+    """
+    if task == "ar":
+        return _NORMAL.cdf(math.sqrt(n * d / facts) - b)
+    if length is None or length <= 2 * facts:
+        raise ValueError("MQAR needs a length greater than twice the facts")
+    positions = range(2 * facts, length)
+    values = [_NORMAL.cdf(math.sqrt(n * d / (facts / 2 + t / 4)) - b) for t in positions]
+    return sum(values) / len(values)
+
+
+def _needed_variance(target: float, b: float) -> float:
+    if not 0 < target < 1:
+        raise ValueError(f"a target recall lies strictly between 0 and 1, not {target}")
+    reach = b + _NORMAL.inv_cdf(target)
+    return math.inf if reach <= 0 else 1 / reach**2
+
+
+def facts_at(target: float, d: float, n: float, a: float, b: float, layers: float = 1) -> float:
+    """Return how many facts a state holds at a target recall; 0 when D alone is too small.
+
+    Infinite when the target is so low that guessing reaches it.
+    """
+    spare = _needed_variance(target, b) - 1 / d
+    return max(0.0, spare * layers * n * d / a)
+
+
+def state_size_for(
+    target: float, facts: float, d: float, a: float, b: float, layers: float = 1
+) -> float:
+    """Return the N that reaches a target recall at a given D; infinite when no N does."""
+    spare = _needed_variance(target, b) - 1 / d
+    if spare <= 0:
+        return math.inf
+    return 0.0 if math.isinf(spare) else a * facts / (spare * layers * d)
+
+
+def smallest_width(target: float, b: float) -> float:
+    """Return the D below which no state size reaches the target (the 1/D term alone)."""
+    return 1 / _needed_variance(target, b)

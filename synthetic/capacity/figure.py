@@ -1,0 +1,131 @@
+"""Capacity figures: predicted against trained, collapse onto one curve, layers and heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gatewright import recall_law
+from synthetic import plots
+
+
+def draw_grid(out: Path, summary: Mapping[str, Any], name: str, kind: str) -> None:
+    """Draw `name`: accuracy against the law, and accuracy against 1/sigma (the collapse)."""
+    groups = [(k, v) for k, v in summary.items() if isinstance(v, Mapping) and "forms" in v]
+    extras = [k for k in ("layers", "heads") if summary.get(k)]
+    with plots.style() as plt:
+        figure, axes = plt.subplots(1, 2 + len(extras), figsize=(4.3 * (2 + len(extras)), 3.8))
+        for i, (label, group) in enumerate(groups):
+            cells = group["cells"]
+            colour = plots.COLOURS[i % len(plots.COLOURS)]
+            axes[0].plot(
+                [c["law"] for c in cells],
+                [c["accuracy"] for c in cells],
+                "o",
+                color=colour,
+                alpha=0.7,
+                label=f"{label}: rms {group['forms']['remark_4_3/mean_of_max']['rms']:.3f}",
+            )
+            x = [
+                1 / math.sqrt(recall_law.noise_variance(c["d"], c["n"], c["facts"], group["a"]))
+                for c in cells
+            ]
+            axes[1].plot(
+                x, [c["accuracy"] for c in cells], "o", color=colour, alpha=0.7, label=label
+            )
+        axes[0].plot([0, 1], [0, 1], "--", color=plots.GREY, lw=1)
+        axes[0].set(
+            xlabel="predicted recall (remark 4.3, $b = m_V$)",
+            ylabel="measured recall",
+            title=f"Prediction, {kind} models",
+        )
+        _curves(axes[1], groups)
+        axes[1].set(xlabel=r"$1/\sigma$", ylabel="recall", title="Collapse onto one curve")
+        for axis in axes[:2]:
+            axis.legend()
+        for axis, extra in zip(axes[2:], extras, strict=True):
+            (_layers if extra == "layers" else _heads)(axis, summary[extra])
+        figure.tight_layout()
+        plots.save(figure, out, name)
+
+
+def _curves(axis: Any, groups: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    from scipy.special import ndtr
+
+    x = np.linspace(0, max(axis.get_xlim()[1], 5), 100)
+    for b, style, label in (
+        (groups[0][1]["mean_of_max"], "-", r"$\Phi(x - m_V)$"),
+        (groups[0][1]["sqrt_2_log_v"], ":", r"$\Phi(x - \sqrt{2 \ln V})$"),
+    ):
+        axis.plot(x, ndtr(x - b), style, color="k", lw=1, label=label)
+
+
+def _layers(axis: Any, part: Mapping[str, Any]) -> None:
+    depths = sorted({c["layers"] for c in part["cells"]})
+    for i, depth in enumerate(depths):
+        cells = [c for c in part["cells"] if c["layers"] == depth]
+        axis.plot(
+            [c["n_effective"] for c in cells],
+            [c["accuracy"] for c in cells],
+            "o-",
+            color=plots.COLOURS[i],
+            label=f"{depth} layers",
+        )
+    cells = sorted(part["cells"], key=lambda c: int(c["n_effective"]))
+    axis.plot(
+        [c["n_effective"] for c in cells],
+        [c["law"] for c in cells],
+        "--",
+        color=plots.GREY,
+        label="theorem 4.6",
+    )
+    axis.set(xscale="log", xlabel=r"layers $\times$ N", ylabel="recall", title="Layers")
+    axis.legend()
+
+
+def _heads(axis: Any, part: Mapping[str, Any]) -> None:
+    for i, pattern in enumerate(("mha", "mva", "single", "mka", "mqa")):
+        cells = [c for c in part["cells"] if c["pattern"] == pattern]
+        if cells:
+            axis.plot(
+                [i] * len(cells),
+                [c["accuracy"] for c in cells],
+                "o",
+                color=plots.COLOURS[i],
+                alpha=0.7,
+            )
+            axis.plot([i - 0.25, i + 0.25], [part["mean"][pattern]] * 2, color=plots.COLOURS[i])
+    axis.set_xticks(range(5), ["MHA", "MVA", "single", "MKA", "MQA"])
+    axis.set(ylabel="recall", title="Heads")
+
+
+def draw_curve(out: Path, summary: Mapping[str, Any]) -> None:
+    """Draw one trained model's recall against the number of facts, law beside it."""
+    curve = summary["curve"]
+    with plots.style() as plt:
+        figure, axis = plt.subplots(figsize=(4.8, 3.6))
+        facts = [c["facts"] for c in curve]
+        axis.plot(facts, [c["accuracy"] for c in curve], "o-", label="measured")
+        axis.plot(
+            facts, [c["law"] for c in curve], "--", color=plots.GREY, label="law (prediction)"
+        )
+        axis.axvline(
+            summary["predicted_facts_at_half"],
+            color="k",
+            ls=":",
+            lw=1,
+            label=f"predicted 50% at {summary['predicted_facts_at_half']:.1f} facts",
+        )
+        axis.set(
+            xscale="log",
+            xlabel="facts in the context",
+            ylabel="recall",
+            title="How many facts this state holds",
+        )
+        axis.legend()
+        figure.tight_layout()
+        plots.save(figure, out, "curve")

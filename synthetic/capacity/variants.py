@@ -1,0 +1,140 @@
+"""Several layers and several heads of the linear Mamba (theorems 4.6 and 4.7).
+
+Layers: `u <- u + P_out y(u)`, the loss on `E u` at the queries.  Heads: with M heads of
+2D/M channels each,
+
+    mha  every head has its own values, keys and queries
+    mva  own values, shared keys and queries (Mamba's own pattern)
+    mqa  own queries, shared values and keys
+    mka  own keys, shared values and queries
+
+A shared value is the first 2D/M channels, read by every head.  One head is `single`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from synthetic import ensemble
+from synthetic.capacity.linear_mamba import (
+    BATCH_SEQUENCES,
+    EXPAND,
+    LABEL_SMOOTHING,
+    OPTIMIZER,
+    cross_entropy,
+    schedule,
+)
+from synthetic.capacity.tasks import Batch, Stream, Task, sample, stack
+from synthetic.ensemble import Parameters
+
+Pattern = Literal["single", "mha", "mva", "mqa", "mka"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Sizes shared by all members of a run (they differ in seed only)."""
+
+    vocab: int
+    d: int
+    n: int
+    layers: int = 1
+    pattern: Pattern = "single"
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        if (EXPAND * self.d) % self.heads:
+            raise ValueError(f"--heads {self.heads} does not divide {EXPAND * self.d} channels")
+        if self.pattern == "single" and self.heads != 1:
+            raise ValueError("pattern single has one head")
+
+    @property
+    def key_heads(self) -> int:
+        return self.heads if self.pattern in ("mha", "mka") else 1
+
+    @property
+    def query_heads(self) -> int:
+        return self.heads if self.pattern in ("mha", "mqa") else 1
+
+    @property
+    def shares_value(self) -> bool:
+        return self.pattern in ("mqa", "mka")
+
+
+def initial(size: Size, seeds: list[int]) -> Parameters:
+    """Return fresh parameters of every member."""
+    g = ensemble.generators(seeds, stream=0)
+    inner = EXPAND * size.d
+    p = {"embedding": ensemble.normal(g, size.d**-0.5, size.vocab, size.d)}
+    for i in range(size.layers):
+        p[f"in_proj.{i}"] = ensemble.uniform(g, size.d**-0.5, inner, size.d)
+        p[f"conv.{i}"] = ensemble.uniform(g, 2**-0.5, inner, 2)
+        p[f"b_proj.{i}"] = ensemble.uniform(g, inner**-0.5, size.key_heads * size.n, inner)
+        p[f"c_proj.{i}"] = ensemble.uniform(g, inner**-0.5, size.query_heads * size.n, inner)
+        p[f"out_proj.{i}"] = ensemble.uniform(g, inner**-0.5, size.d, inner)
+    return p
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """Split (E, B, T, heads * n) into (E, B, heads, T, n)."""
+    return x.unflatten(-1, (heads, -1)).transpose(2, 3)
+
+
+def _mix(p: Parameters, size: Size, i: int, u: Tensor, rows: Tensor) -> Tensor:
+    """Return layer i's output at `rows` (E, B, R) of the inputs u (E, B, L, D)."""
+    z = ensemble.linear(u, p[f"in_proj.{i}"])
+    w = p[f"conv.{i}"][:, None, None]
+    z = z * w[..., 1] + torch.nn.functional.pad(z[:, :, :-1] * w[..., 0], (0, 0, 1, 0))
+    inner = z.shape[-1]
+    picked = z.gather(2, rows[..., None].expand(-1, -1, -1, inner))
+    b = _heads(ensemble.linear(z, p[f"b_proj.{i}"]), size.key_heads)
+    c = _heads(ensemble.linear(picked, p[f"c_proj.{i}"]), size.query_heads)
+    past = torch.arange(u.shape[2]) <= rows[..., None]  # (E, B, R, L)
+    weights = (c @ b.transpose(-1, -2)) * past[:, :, None]
+    value = z[..., : inner // size.heads] if size.shares_value else z
+    x = _heads(value, 1 if size.shares_value else size.heads)
+    y = (weights @ x).transpose(2, 3).flatten(3)
+    return ensemble.linear(y, p[f"out_proj.{i}"])
+
+
+def logits(p: Parameters, size: Size, batch: Batch) -> Tensor:
+    """Return the queries' logits (E, B, Q, V)."""
+    u = ensemble.embedding(p["embedding"], batch.tokens)
+    everywhere = torch.arange(u.shape[2]).expand(u.shape[:3])
+    for i in range(size.layers - 1):
+        u = u + _mix(p, size, i, u, everywhere)
+    last = _mix(p, size, size.layers - 1, u, batch.positions)
+    if size.layers > 1:
+        last = last + u.gather(2, batch.positions[..., None].expand(*last.shape))
+    return ensemble.linear(last, p["embedding"])
+
+
+def train(size: Size, seeds: list[int], task: Task, steps: int, desc: str) -> Parameters:
+    """Train one member per seed and return their parameters."""
+    p = initial(size, seeds)
+    streams = [Stream(task, BATCH_SEQUENCES, g) for g in ensemble.generators(seeds, stream=1)]
+
+    def losses(_: int) -> Tensor:
+        batch = stack([s.next() for s in streams])
+        return cross_entropy(logits(p, size, batch), batch.answers, LABEL_SMOOTHING)
+
+    ensemble.train(p, losses, OPTIMIZER, schedule(steps), desc=desc)
+    return p
+
+
+@torch.no_grad()
+def accuracy(p: Parameters, size: Size, task: Task, sequences: int) -> list[float]:
+    """Return each member's accuracy over the same fresh sequences."""
+    members = len(p["embedding"])
+    g = ensemble.generators([0], stream=2)[0]
+    right, total = torch.zeros(members), 0
+    for _ in range(math.ceil(sequences / 250)):
+        batch = stack([sample(task, 250, g)] * members)
+        hits = logits(p, size, batch).argmax(-1) == batch.answers
+        right += hits.flatten(1).sum(1)
+        total += hits[0].numel()
+    return (right / total).tolist()

@@ -1,0 +1,185 @@
+"""`python -m synthetic.capacity`: small runs end to end, and refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from synthetic.capacity.__main__ import run
+from synthetic.capacity.report import Cell, fit_law, summarise_heads
+
+
+def command(out: Path, *argv: str) -> dict:
+    with pytest.raises(SystemExit) as done:
+        run([*argv, "--out", str(out), "--threads", "1"])
+    assert done.value.code == 0
+    return json.loads((out / "summary.json").read_text())
+
+
+def test_a_trained_cell_beats_guessing_and_leaves_a_checkpoint(tmp_path: Path) -> None:
+    s = command(
+        tmp_path / "t",
+        "train",
+        "--task",
+        "ar",
+        "--vocab",
+        "32",
+        "--facts",
+        "2",
+        "--d",
+        "16",
+        "--n",
+        "8",
+        "--seeds",
+        "2",
+        "--steps",
+        "150",
+        "--sequences",
+        "300",
+        "--curve",
+        "1,2,4",
+        "--save",
+    )
+    assert s["accuracy"] > 0.6  # answering either value of the context gives 0.5
+    assert len(s["accuracy_seeds"]) == 2
+    assert [c["facts"] for c in s["curve"]] == [1, 2, 4]
+    assert 0 < s["law"] <= 1
+    config = json.loads((tmp_path / "t" / "checkpoint" / "config.json").read_text())
+    assert (config["hidden_size"], config["state_size"], config["task"]) == (16, 8, "ar")
+    assert (tmp_path / "t" / "curve.svg").exists()
+
+
+def test_the_grid_reports_accuracy_and_law_for_every_cell(tmp_path: Path) -> None:
+    s = command(
+        tmp_path / "g",
+        "grid",
+        "--parts",
+        "cells,inside",
+        "--vocab",
+        "32",
+        "--facts",
+        "2",
+        "--d",
+        "4,8",
+        "--n",
+        "2,4",
+        "--steps",
+        "30",
+        "--seeds",
+        "2",
+        "--sequences",
+        "100",
+    )
+    assert len(s["accuracy"]) == len(s["law"]) == 8
+    assert set(s["ar_32_2"]["forms"]) == {
+        "remark_4_3/mean_of_max",
+        "remark_4_3/sqrt_2_log_v",
+        "theorem_4_2/mean_of_max",
+        "theorem_4_2/sqrt_2_log_v",
+    }
+    assert 0 <= s["inside"]["explained"] <= 1
+    rows = (tmp_path / "g" / "results.jsonl").read_text().splitlines()
+    assert len(rows) == 2 * 2 * 4 + 2
+
+
+def test_the_designed_circuits_stay_within_the_tolerance_of_the_law(tmp_path: Path) -> None:
+    s = command(
+        tmp_path / "d",
+        "designed",
+        "--regimes",
+        "512:16",
+        "--d",
+        "16,32",
+        "--n",
+        "4,16",
+        "--draws",
+        "2",
+        "--sequences",
+        "150",
+    )
+    # Tolerances of the reference: .17 a cell, .08 rms.
+    for group in ("ar_512_16", "mqar_512_16"):
+        form = s[group]["forms"]["remark_4_3/mean_of_max"]
+        assert form["max_abs_error"] < 0.17
+        assert form["rms"] < 0.08
+    assert s["non_compressive_accuracy"] == 1.0
+
+
+def test_a_fit_finds_the_law_it_was_given() -> None:
+    from gatewright.recall_law import recall
+
+    cells = [
+        Cell({"facts": 16, "d": d, "n": n}, recall(d, n, 16, 1.7, 2.6), [])
+        for d in (8, 16, 32)
+        for n in (2, 8, 32)
+    ]
+    fit = fit_law(cells)
+    assert (fit["a"], fit["b"]) == pytest.approx((1.7, 2.6), abs=1e-3)
+
+
+def test_heads_are_ordered_with_a_test_statistic() -> None:
+    rows = [
+        {
+            "part": "heads",
+            "pattern": p,
+            "heads": 2,
+            "d": 4,
+            "n": 2,
+            "facts": 2,
+            "vocab": 8,
+            "seed": s,
+            "accuracy": a + 0.001 * s,
+        }
+        for p, a in (("single", 0.5), ("mha", 0.4), ("mva", 0.5), ("mqa", 0.3), ("mka", 0.3))
+        for s in range(3)
+    ]
+    _, verdicts = summarise_heads(rows)
+    holds = {v["claim"]: v["holds"] for v in verdicts}
+    assert holds["heads: p_mqa = p_mka"]
+    assert holds["heads: p_mqa <= p_single"]
+    assert not holds["heads: p_mva <= p_mha"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "name what to run"),
+        (["gird"], "did you mean 'grid'"),
+        (["grid", "--out", "x", "--parts", "cell"], "did you mean 'cells'"),
+        (["grid", "--out", "x", "--vocab", "15"], "--vocab 15"),
+        (["train", "--out", "x", "--task", "ar", "--d", "4", "--n", "0"], "--n must be"),
+        (
+            [
+                "train",
+                "--out",
+                "x",
+                "--task",
+                "mqar",
+                "--d",
+                "4",
+                "--n",
+                "2",
+                "--model",
+                "full",
+                "--save",
+            ],
+            "for --model linear",
+        ),
+        (["designed", "--out", "x", "--regimes", "512"], "--regimes 512"),
+    ],
+)
+def test_bad_input_is_named(
+    argv: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as done:
+        run(argv)
+    assert done.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,89 @@
+"""The planner inverts the law, reads checkpoints, and refuses what has no state."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gatewright import cli, recall_law
+from gatewright.errors import UserError
+from tools.plan_recall import PROG, Args, for_checkpoint, main, sizes
+
+
+def parse(*argv: str) -> Args:
+    return cli.parse(Args, list(argv), prog=PROG)
+
+
+def write_config(folder: Path, **config: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+MAMBA = {"model_type": "mamba2", "hidden_size": 64, "state_size": 16, "num_hidden_layers": 2}
+
+
+def test_every_planned_size_reaches_the_target_and_one_slot_less_does_not() -> None:
+    plan = sizes(parse("--vocab", "512", "--facts", "16,64", "--recall", "0.9", "--layers", "1,4"))
+    a, b = plan["a"], plan["b"]
+    assert {r["facts"] for r in plan["sizes"]} == {16, 64}
+    for r in plan["sizes"]:
+        assert r["d"] > plan["smallest_d"]
+        assert r["recall"] >= 0.9
+        fewer = r["n"] - 1
+        if fewer:
+            less = recall_law.recall(r["d"], fewer, r["facts"], a, b, r["layers"])
+            assert less < 0.9
+
+
+def test_a_checkpoint_is_predicted_from_its_config(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "hf", vocab_size=8192, **MAMBA)
+    found = for_checkpoint(parse("--checkpoint", str(folder), "--facts", "1,8,24"))
+    recall = list(found["recall_at_facts"].values())
+    assert recall == sorted(recall, reverse=True)
+    b = recall_law.mean_of_max(8192)
+    half = found["facts_at_half"]
+    assert recall_law.recall(64, 16, half, 0.625, b, 2) == pytest.approx(0.5)
+
+
+def test_a_synthetic_checkpoint_brings_its_own_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = write_config(
+        tmp_path / "c",
+        vocab_size=512,
+        model_type="recall-linear",
+        hidden_size=32,
+        state_size=16,
+        num_hidden_layers=1,
+        task="mqar",
+    )
+    main(parse("--checkpoint", str(folder), "--facts", "16", "--json"))
+    found = json.loads(capsys.readouterr().out)
+    assert found["a"] == 1.25
+    # The reference table: V 512, 16 facts, a 5/4, b = m_V at (32, 16).
+    assert found["recall_at_facts"]["16"] == pytest.approx(0.804, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--facts", "8"), "--vocab is needed"),
+        (("--facts", "0", "--vocab", "9"), "--facts 0"),
+        (("--facts", "x", "--vocab", "9"), "whole numbers"),
+        (("--facts", "8", "--recall", "1.5"), "strictly between 0 and 1"),
+        (("--facts", "8", "--checkpoint", "/nowhere/at/all"), "no config.json"),
+    ],
+)
+def test_bad_input_is_named(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        main(parse(*argv))
+
+
+def test_an_attention_model_has_no_fixed_state(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "llama", model_type="llama", hidden_size=8)
+    with pytest.raises(UserError, match="'llama' has no fixed state"):
+        main(parse("--checkpoint", str(folder), "--facts", "8"))
+    broken = write_config(tmp_path / "broken", model_type="mamba2", hidden_size=8)
+    with pytest.raises(UserError, match="state_size"):
+        main(parse("--checkpoint", str(broken), "--facts", "8"))

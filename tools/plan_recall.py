@@ -1,0 +1,212 @@
+"""`python -m tools.plan_recall`: how large a state for so many facts, and the other way round.
+
+    python -m tools.plan_recall --vocab 512 --facts 16 --recall 0.95
+    python -m tools.plan_recall --checkpoint hf/mamba2 --facts 1,8,24
+
+The first prints the (layers, D, N) that reach a target recall; the second the recall that
+the capacity law predicts for a checkpoint's state, for example with as many tools in a pool
+as there are facts.  These are predictions of an upper bound on the state, not measurements:
+a trained model may fall short of them for other reasons.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+from gatewright import cli, recall_law
+from gatewright.errors import UserError
+
+PROG = "python -m tools.plan_recall"
+WIDTHS = (16, 32, 64, 128, 256, 512, 768, 1024, 2048, 4096)
+
+
+@dataclasses.dataclass
+class Args:
+    """Predict recall from the size of a recurrent state, or the size from the recall."""
+
+    facts: str
+    """Facts to hold at once (key-value pairs, tools in a pool), comma-separated."""
+    vocab: int | None = None
+    """V, how many different answers compete; a checkpoint's own vocabulary if left out."""
+    recall: float = 0.95
+    """Target probability of recalling a fact, between 0 and 1."""
+    layers: str = "1"
+    """Recurrent layers that may share the load, comma-separated (planning only)."""
+    task: Literal["ar", "mqar"] = "mqar"
+    """ar: one question after the facts; mqar: many questions, themselves part of the text."""
+    model: Literal["linear", "full"] = "full"
+    """linear: the simplified Mamba; full: a Mamba with gates and nonlinearities."""
+    reach: Literal["mean_of_max", "sqrt_2_log_v"] = "mean_of_max"
+    """Which b: the authors' code (mean of the largest of V Gaussians) or the paper's text."""
+    checkpoint: Path | None = None
+    """Folder with a config.json (Hugging Face Mamba or synthetic.capacity train --save)."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.recall < 1:
+            raise ValueError(f"--recall lies strictly between 0 and 1, not {self.recall}")
+        if self.vocab is not None and self.vocab < 2:
+            raise ValueError(f"--vocab must be at least 2, not {self.vocab}")
+
+
+def integers(flag: str, text: str) -> list[int]:
+    """Parse a comma-separated list of positive whole numbers.
+
+    Raises:
+        UserError: anything else.
+    """
+    try:
+        values = [int(x) for x in text.split(",") if x.strip()]
+    except ValueError as e:
+        raise UserError(f"{flag} {text}: give whole numbers separated by commas") from e
+    if not values or min(values) < 1:
+        raise UserError(f"{flag} {text}: give at least one number, each at least 1")
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The part of a model's configuration that the law reads."""
+
+    d: int
+    n: int
+    layers: int
+    vocab: int
+    model: Literal["linear", "full"]
+    task: Literal["ar", "mqar"] | None
+
+
+def read_state(folder: Path) -> State:
+    """Read a checkpoint's state size from its config.json.
+
+    Heads of a Mamba-2 share keys and queries (pattern MVA), which the law counts as one
+    head: D is the hidden size, N the state size.
+
+    Raises:
+        UserError: no config.json, or not one of a model with a recurrent state.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"--checkpoint {folder}: has no config.json")
+    try:
+        config: dict[str, Any] = json.loads(path.read_text())
+        kind = str(config.get("model_type", ""))
+        if kind.startswith("recall-"):
+            model: Literal["linear", "full"] = "linear" if kind == "recall-linear" else "full"
+        elif kind in ("mamba", "mamba2", "falcon_mamba"):
+            model = "full"
+        else:
+            raise UserError(
+                f"{path}: model_type {kind!r} has no fixed state that the law describes; "
+                "it holds for mamba, mamba2 and synthetic.capacity checkpoints"
+            )
+        return State(
+            d=int(config["hidden_size"]),
+            n=int(config["state_size"]),
+            layers=int(config["num_hidden_layers"]),
+            vocab=int(config["vocab_size"]),
+            model=model,
+            task=config.get("task"),
+        )
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{path}: cannot read the state's size ({type(e).__name__}: {e})") from e
+
+
+def for_checkpoint(args: Args) -> dict[str, Any]:
+    """Return the predicted recall at each number of facts, and the facts at 50% and target."""
+    assert args.checkpoint is not None
+    state = read_state(args.checkpoint)
+    vocab, task = args.vocab or state.vocab, state.task or args.task
+    a = recall_law.PAIRS_PER_FACT[state.model, task]
+    b = recall_law.REACH[args.reach](vocab)
+    size = (state.d, state.n)
+    return {
+        "prediction": "capacity law (remark 4.3, theorem 4.6), not a measurement",
+        "d": state.d,
+        "n": state.n,
+        "layers": state.layers,
+        "vocab": vocab,
+        "task": task,
+        "model": state.model,
+        "a": a,
+        "b": b,
+        "recall_at_facts": {
+            str(f): recall_law.recall(*size, f, a, b, state.layers)
+            for f in integers("--facts", args.facts)
+        },
+        "facts_at_half": recall_law.facts_at(0.5, *size, a, b, state.layers),
+        "facts_at_target": recall_law.facts_at(args.recall, *size, a, b, state.layers),
+        "target": args.recall,
+    }
+
+
+def sizes(args: Args) -> dict[str, Any]:
+    """Return, for each number of facts, layers and width D, the N that reaches the target."""
+    if args.vocab is None:
+        raise UserError("--vocab is needed without --checkpoint: how many answers compete?")
+    a = recall_law.PAIRS_PER_FACT[args.model, args.task]
+    b = recall_law.REACH[args.reach](args.vocab)
+    rows = []
+    for facts in integers("--facts", args.facts):
+        for layers in integers("--layers", args.layers):
+            for d in WIDTHS:
+                n = recall_law.state_size_for(args.recall, facts, d, a, b, layers)
+                if math.isinf(n):
+                    continue
+                n = max(1, math.ceil(n))
+                rows.append(
+                    {
+                        "facts": facts,
+                        "layers": layers,
+                        "d": d,
+                        "n": n,
+                        "state_elements": 2 * layers * d * n,
+                        "recall": recall_law.recall(d, n, facts, a, b, layers),
+                    }
+                )
+    return {
+        "prediction": "capacity law (remark 4.3, theorem 4.6), not a measurement",
+        "vocab": args.vocab,
+        "target": args.recall,
+        "a": a,
+        "b": b,
+        "smallest_d": recall_law.smallest_width(args.recall, b),
+        "sizes": rows,
+    }
+
+
+def main(args: Args) -> None:
+    """Predict recall from state sizes, or state sizes from recall."""
+    found = for_checkpoint(args) if args.checkpoint else sizes(args)
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return
+    if args.checkpoint:
+        print(
+            f"state: D {found['d']}, N {found['n']}, {found['layers']} layers; "
+            f"V {found['vocab']}, {found['task']}, {found['model']} (a {found['a']:g}, "
+            f"b {found['b']:.3f})"
+        )
+        for facts, value in found["recall_at_facts"].items():
+            print(f"{facts:>8} facts  predicted recall {value:.3f}")
+        print(f"predicted 50% at {found['facts_at_half']:.1f} facts")
+        print(f"predicted {found['target']:.0%} at {found['facts_at_target']:.1f} facts")
+        return
+    print(
+        f"V {found['vocab']}, target {found['target']:g}: D must exceed {found['smallest_d']:.1f}"
+    )
+    print(f"{'facts':>7} {'layers':>6} {'D':>5} {'N':>6} {'state':>9} {'recall':>7}")
+    for row in found["sizes"]:
+        print(
+            f"{row['facts']:>7} {row['layers']:>6} {row['d']:>5} {row['n']:>6} "
+            f"{row['state_elements']:>9} {row['recall']:>7.3f}"
+        )
+
+
+if __name__ == "__main__":
+    cli.run(main, Args, prog=PROG)

@@ -53,10 +53,10 @@ class Args:
     (underscore for --backend openai, else keep)."""
     max_new_tokens: int = 256
     """Limit of new tokens an answer; BFCL's gold answers need up to about 150."""
-    over_context: str = "refuse"
-    """A prompt that does not fit into the model's position limit: refuse (stop before
-    generating), skip (count the question as an error of the machinery, by name) or run (ask
-    all the same, flagged)."""
+    over_context: str = "run"
+    """A prompt that does not fit into the model's position limit: run (ask all the same, its
+    answer flagged `over_context`), skip (count the question as an error of the machinery, by
+    name) or refuse (stop before generating)."""
     batch_size: int = 32
     """transformers: most rows of a batch."""
     batch_tokens: int = 32768
@@ -160,7 +160,7 @@ def check_context(
         raise UserError(
             f"{len(over)} of {len(requests)} prompts do not fit the model's {limit} positions "
             f"with --max-new-tokens {args.max_new_tokens} (longest: {id} at {cell}, {tokens} "
-            "tokens): use smaller pools, or --over-context skip or run"
+            "tokens): use smaller pools, or --over-context run or skip"
         )
     if args.over_context == "skip":
         requests = [r for r in requests if (r.cell, r.id) not in over]
@@ -268,7 +268,12 @@ def main(args: Args) -> None:
         prompts[cell.name] = {r.id: r.prompt for r in requests if r.cell == cell.name and r.prompt}
     to_run, over = check_context(requests, facts["context_tokens"], args)
     if over:
-        print(f"{len(over)} of {len(requests)} prompts exceed the model's positions")
+        longest = max(over, key=lambda key: over[key])
+        print(
+            f"{len(over)} of {len(requests)} prompts exceed the model's {facts['context_tokens']} "
+            f"positions ({args.over_context}; longest: {longest[1]} at {longest[0]}, "
+            f"{over[longest]} tokens)"
+        )
 
     results = Results(args.out, label, split)
     results.begin(run)

@@ -91,7 +91,7 @@ def figures(summary: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             )
         bars = [
             (f"{name_of(r)}, k={r['k']}", {str(n): int(r[f"n_{n}"]) for n in OUTCOMES})
-            for r in sorted(rows, key=lambda r: (name_of(r), r["k"]))
+            for r in rows
         ]
         out[f"outcomes{end}.svg"] = plots.outcome_bars(f"Outcomes: {setting}", bars)
     return out | _against_beta(pooled)

@@ -175,7 +175,13 @@ def test_prompts_beyond_the_models_positions(
     with pytest.raises(
         UserError, match=r"of 8 prompts do not fit the model's 600 .* at pool_size=4"
     ):
-        run(models["llama"], pools_1_4, tmp_path / "refuse", max_new_tokens=100)
+        run(
+            models["llama"],
+            pools_1_4,
+            tmp_path / "refuse",
+            over_context="refuse",
+            max_new_tokens=100,
+        )
     assert not (tmp_path / "refuse").exists()
 
     run(models["llama"], pools_1_4, tmp_path / "skip", over_context="skip", max_new_tokens=100)
@@ -184,7 +190,7 @@ def test_prompts_beyond_the_models_positions(
     assert all("exceeds the context" in f["error"] for f in failures)
     assert len(answers(tmp_path / "skip")) + len(failures) == 4
 
-    run(models["llama"], pools_1_4, tmp_path / "run", over_context="run", max_new_tokens=100)
+    run(models["llama"], pools_1_4, tmp_path / "run", max_new_tokens=100)
     rows = answers(tmp_path / "run")
     assert {r["id"] for r in rows if r.get("over_context")} == {f["id"] for f in failures}
 

@@ -9,6 +9,7 @@ node's failure Slurm itself requeues the job.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -40,7 +41,7 @@ class Job:
         array, index = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
         self.id = f"{array}_{index}" if array else os.environ["SLURM_JOB_ID"]
         self.warned = False
-        self._srun: subprocess.Popen[bytes] | None = None
+        self._warned_at = 0.0
 
     def main(self) -> int:
         """Run the task to its end, or as far as the time limit lets it; return the exit code."""
@@ -48,6 +49,7 @@ class Job:
             plan.adopt(self.run, self.task)
             print(f"{self.task.name} is finished already")
             return 0
+        plan.clear_leave_requests(self.run, self.task)
         signal.signal(signal.SIGUSR1, self._on_warning)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         argv = self.srun_command()
@@ -106,27 +108,27 @@ class Job:
 
     def _once(self, argv: list[str]) -> int:
         with open(self.log, "ab") as log:
-            self._srun = subprocess.Popen(argv, stdout=log, stderr=log)
-            if self.warned:  # the warning came between two attempts
-                self._pass_warning_on()
-            code = self._srun.wait()
-        self._srun = None
+            srun = subprocess.Popen(argv, stdout=log, stderr=log)
+        while (code := srun.poll()) is None:
+            time.sleep(0.2)
+            late = self.warned and time.monotonic() - self._warned_at > 0.8 * self.site.save_seconds
+            if late:  # better to lose some steps than the place in the queue
+                self.say("the command does not leave: ending it")
+                srun.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    srun.wait(10)
+                srun.kill()
         return code if code >= 0 else 128 - code
 
     def _on_warning(self, number: int, frame: FrameType | None) -> None:
         if self.task.step.resumes:
-            self.warned = True
-            self._pass_warning_on()
+            self.warned, self._warned_at = True, self._warned_at or time.monotonic()
+            plan.ask_to_leave(self.run, self.task, os.environ["SLURM_JOB_ID"])
         else:
             self.say(
                 "the time limit is near and this step cannot resume: if it does not finish, "
                 "give it more time in the pipeline file"
             )
-
-    def _pass_warning_on(self) -> None:
-        """Tell srun, which tells each node's launcher, which tells the training processes."""
-        if self._srun is not None:
-            self._srun.send_signal(signal.SIGUSR1)
 
     def _go_on_later(self, code: int) -> int:
         """Put this job back into the queue, unless the run was cancelled."""

@@ -2,8 +2,8 @@
 
 A step with `processes` runs under torchrun, whose rendezvous takes node rank, master address
 and port from Slurm's variables.  torchrun forwards no SIGUSR1 and hides its workers' exit codes;
-this launcher does the first and returns the second, so that "saved, run me again" (75) and
-"bad input" (2) reach the job.
+this launcher tells the workers that the job must leave, and returns their code, so that "saved,
+run me again" (75) and "bad input" (2) reach the job.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -25,6 +25,7 @@ from slurm.environment import environment
 from slurm.site import Site
 from slurm.spec import Task
 
+_LOOK_SECONDS = 1.0
 _OTHERS_SECONDS = 10
 _FIRST_PORT, _PORTS = 20_000, 12_000  # below the range that Linux gives to clients
 
@@ -54,31 +55,26 @@ def rendezvous(nodes: int, env: Mapping[str, str]) -> list[str]:
     ]
 
 
-def run_command(argv: list[str], env: dict[str, str]) -> int:
-    """Run one command on this node, pass SIGUSR1 on to it, and return its exit code."""
+def run_command(argv: list[str], env: dict[str, str], requests: LeaveRequests) -> int:
+    """Run one command on this node and return its exit code."""
     process = subprocess.Popen(argv, env=env)
-
-    def tell() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGUSR1)
-
-    with _on_warning(tell):
+    with requests.watched(lambda: [psutil.Process(process.pid)]):
         code = process.wait()
     return code if code >= 0 else 128 - code
 
 
-def run_torchrun(task: Task, argv: list[str], nodes: int, env: Mapping[str, str]) -> int:
+def run_torchrun(
+    task: Task, argv: list[str], env: Mapping[str, str], requests: LeaveRequests
+) -> int:
     """Run a command under torchrun; return 0 or its workers' exit code (75 if any says so)."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    flags = [
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={task.step.processes}",
-        *rendezvous(nodes, env),
-    ]
+    nodes = task.step.resources.nodes
+    flags = [f"--nnodes={nodes}", f"--nproc-per-node={task.step.processes}"]
+    flags += rendezvous(nodes, env)
     try:
-        with _on_warning(_tell_workers):
+        with requests.watched(_rank_0):
             torchrun.run(torchrun.parse_args([*flags, *argv[1:]]))
     except ChildFailedError as e:
         codes = [failure.exitcode for failure in e.failures.values()]
@@ -90,24 +86,46 @@ def run_torchrun(task: Task, argv: list[str], nodes: int, env: Mapping[str, str]
     return 0
 
 
-def _tell_workers() -> None:
-    """Send SIGUSR1 to torchrun's workers: our children that have a rank."""
+def _rank_0() -> list[psutil.Process]:
+    """Return the worker that hears requests to leave, on the node that has it.
+
+    Training processes agree on leaving, so one is enough; a second one that heard of it later
+    could be on its way out already, with its signal handler gone, and die while it saves.
+    """
+    found = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if "RANK" in process.environ():
-                process.send_signal(signal.SIGUSR1)
+            if process.environ().get("RANK") == "0":
+                found.append(process)
+    return found
 
 
-@contextlib.contextmanager
-def _on_warning(action: Callable[[], None]) -> Iterator[None]:
-    def handler(number: int, frame: FrameType | None) -> None:
-        action()
+class LeaveRequests:
+    """Passes a job's request to leave on to a command on this node, once."""
 
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    def __init__(self, run: Path, task: Task, job: str) -> None:
+        self._run, self._task, self._job = run, task, job
+
+    @contextlib.contextmanager
+    def watched(self, processes: Callable[[], list[psutil.Process]]) -> Iterator[None]:
+        """Look for a request while the block runs; then send SIGUSR1 to `processes()`."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_LOOK_SECONDS):
+                if plan.asked_to_leave(self._run, self._task, self._job):
+                    for process in processes():
+                        with contextlib.suppress(psutil.Error):
+                            process.send_signal(signal.SIGUSR1)
+                    return
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def leave_together(code: int, nodes: int) -> int:
@@ -125,13 +143,14 @@ def launch(task: Task, site: Site, run: Path) -> int:
     """Start a task's command on this node and return its exit code."""
     argv = task.argv(str(run))
     env = environment(task, site.env)
+    requests = LeaveRequests(run, task, env["SLURM_JOB_ID"])
     if argv[0] == "python":
         argv[0] = sys.executable
         if task.step.processes:
             os.environ.update(env)
-            nodes = task.step.resources.nodes
-            return leave_together(run_torchrun(task, argv, nodes, env), nodes)
-    return run_command(argv, env)
+            code = run_torchrun(task, argv, env, requests)
+            return leave_together(code, task.step.resources.nodes)
+    return run_command(argv, env, requests)
 
 
 if __name__ == "__main__":

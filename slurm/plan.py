@@ -176,6 +176,32 @@ def adopt(run: Path, task: Task) -> None:
         write_record(run, task, record)
 
 
+# A job tells the launchers on its nodes to leave by a file, not by a signal: whether srun passes
+# a signal to a step's main process or to everything below it depends on the cluster, and data
+# loaders would die of it.
+def _leave_folder(run: Path, task: Task) -> Path:
+    return run / RECORDS / "leave" / task.slug
+
+
+def ask_to_leave(run: Path, task: Task, job: str) -> None:
+    """Ask the command of a task, wherever it runs under this job, to save and leave."""
+    folder = _leave_folder(run, task)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / job).touch()
+
+
+def asked_to_leave(run: Path, task: Task, job: str) -> bool:
+    """Tell whether a job asked its command to leave."""
+    with contextlib.suppress(FileNotFoundError):
+        # Listing the folder, unlike looking for a file, is never answered from NFS's cache.
+        return job in os.listdir(_leave_folder(run, task))
+    return False
+
+
+def clear_leave_requests(run: Path, task: Task) -> None:
+    shutil.rmtree(_leave_folder(run, task), ignore_errors=True)
+
+
 def forget(run: Path, task: Task) -> None:
     """Make a finished task unfinished: its next run will set its output aside."""
     record = read_record(run, task)

@@ -6,7 +6,8 @@
 #
 # Afterwards: export SLURM_CONF=FOLDER/slurm.conf.  Needs Debian's slurmctld, slurmd,
 # slurm-client and munge.  The nodes n1, n2, ... are slurmd processes of this machine that claim
-# 4 cores each; nothing is enforced.  Up in about two seconds.
+# 4 cores each; nothing is enforced.  The partition `cluster` has 16 nodes that claim 128
+# cores, 2 TB and 8 GPUs each: `sbatch --test-only` judges large jobs by them.  Up in a few seconds.
 set -euo pipefail
 
 action=${1:?up or down}
@@ -17,12 +18,12 @@ export SLURM_CONF=$folder/slurm.conf
 write_configuration() {
   local host base
   host=$(hostname -s)
-  base=$((15000 + $$ % 120 * 40))       # the controller's port, the nodes', then srun's
+  base=$((15000 + $$ % 60 * 80))        # the controller's port, the nodes', then srun's
   cat > "$SLURM_CONF" <<EOF
 ClusterName=gatewright
 SlurmctldHost=$host(127.0.0.1)
 SlurmctldPort=$base
-SrunPortRange=$((base + 10))-$((base + 39))
+SrunPortRange=$((base + 21))-$((base + 79))
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -54,8 +55,16 @@ MaxArraySize=1001
 JobRequeue=1
 NodeName=n[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + 1))-$((base + nodes)) CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN
 PartitionName=gpu Nodes=n[1-$nodes] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+GresTypes=gpu
+NodeName=big[1-16] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + 5))-$((base + 20)) CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=64 ThreadsPerCore=1 RealMemory=2000000 Gres=gpu:8 State=UNKNOWN
+PartitionName=cluster Nodes=big[1-16] MaxTime=INFINITE State=UP OverSubscribe=NO
 EOF
   echo "CgroupAutomount=no" > "$folder/cgroup.conf"
+  echo "NodeName=big[1-16] Name=gpu File=$folder/gpu[0-7]" > "$folder/gres.conf"
+  local n
+  for n in $(seq 0 7); do
+    mknod "$folder/gpu$n" c 1 3        # Slurm wants device files: these are like /dev/null
+  done
 }
 
 up() {
@@ -67,12 +76,12 @@ up() {
     --pid-file="$folder/munged.pid" --log-file="$folder/munged.log" --seed-file="$folder/munge.seed"
   slurmctld -f "$SLURM_CONF" -i -c
   local n
-  for n in $(seq "$nodes"); do
-    mkdir -p "$folder/spool-n$n"
-    slurmd -f "$SLURM_CONF" -N "n$n"
+  for n in $(seq -f n%g "$nodes") $(seq -f big%g 16); do
+    mkdir -p "$folder/spool-$n"
+    slurmd -f "$SLURM_CONF" -N "$n"
   done
   for _ in $(seq 100); do
-    [ "$(timeout 3 sinfo -h -o '%T %D' 2> /dev/null)" = "idle $nodes" ] && return 0
+    [ "$(timeout 3 sinfo -h -N -o %T 2> /dev/null | grep -cx idle)" = $((nodes + 16)) ] && return 0
     sleep 0.2
   done
   echo "the cluster did not come up; see $folder/*.log" >&2

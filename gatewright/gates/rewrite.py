@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,11 @@ def write_edits(
                     kind=KINDS[checkpoint.format],
                     config={"edit": plan.edit.describe()},
                     parents={"model": checkpoint.root},
-                    extra={"gates": report, "model_type": gates.model_type},
+                    extra={
+                        "gates": report,
+                        "model_type": gates.model_type,
+                        "gate_scale": gate_scale(gates, plan),
+                    },
                     hashes=hashes,
                     parent_hashes=parent_hashes,
                 )
@@ -112,6 +117,21 @@ def write_edits(
             raise UserError(f"{e.filename or out}: {e.strerror}; nothing was written") from e
         parent_hashes["model"] = artifact.content_hash_of(sources)
     return [Written(*row) for row in zip(folders, plans, reports, strict=True)]
+
+
+def gate_scale(gates: Gates, plan: Plan) -> float | None:
+    """Return what all gates were multiplied by since pretraining, this edit included.
+
+    None if the edits differ between heads: then no single number says it.
+    """
+    before: float | None = 1.0
+    manifest = gates.checkpoint.root / artifact.MANIFEST
+    if manifest.is_file():
+        before = artifact.read_manifest(gates.checkpoint.root)["extra"].get("gate_scale", 1.0)
+    offsets = np.concatenate([np.ravel(o) for o in plan.offsets.values()])
+    if before is None or not np.all(offsets == offsets[0]):
+        return None
+    return float(f"{before * math.exp(float(offsets[0])):.12g}")
 
 
 def _widened(gates: Gates, plan: Plan) -> dict[str, dict[str, np.ndarray]]:

@@ -118,6 +118,42 @@ class ModelConfig:
         embeddings = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
         return self.n_layers * self.layer_parameters() + embeddings + self.d_model
 
+    def forward_flops_per_token(self, seq_len_tokens: int) -> dict[str, float]:
+        """Return the multiply-add work of one token's forward pass, in FLOPs by part.
+
+        A multiplication of (m, k) by (k, n) is 2mkn.  The embedding lookup, norms and
+        pointwise functions are left out, as in every usual count of model FLOPs.
+
+        `mixing` is what tokens do to each other.  Llama: scores and values over the
+        (S + 1) / 2 tokens that a token sees on average.  Mamba-2: the state space duality
+        algorithm (Dao & Gu 2024, section 6) in chunks of Q tokens: C B^T per group and its
+        product with x inside a chunk, on average (Q + 1) / 2 tokens each; the chunk's state
+        B^T x, and its readout C h.
+        """
+        d = self.d_model
+        if self.family == "mamba2":
+            bc_dim = self.ngroups * self.d_state
+            projections = d * (2 * self.d_inner + 2 * bc_dim + self.n_ssm_heads) + self.d_inner * d
+            seen = (min(self.chunk_size, seq_len_tokens) + 1) / 2
+            mixing = 2 * seen * (bc_dim + self.d_inner) + 4 * self.d_state * self.d_inner
+            mixing += 2 * self.d_conv * (self.d_inner + 2 * bc_dim)
+        else:
+            q_dim, kv_dim = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+            projections = d * (q_dim + 2 * kv_dim) + q_dim * d + 3 * d * self.ffn_dim
+            mixing = 4 * q_dim * (seq_len_tokens + 1) / 2
+        return {
+            "projections": 2.0 * self.n_layers * projections,
+            "mixing": float(self.n_layers * mixing),
+            "output": 2.0 * d * self.vocab_size,
+        }
+
+    def training_flops_per_token(self, seq_len_tokens: int) -> float:
+        """Return the model FLOPs of training on one token: forward, and twice that backward.
+
+        Work that is only done again (recomputed activations) does not count.
+        """
+        return 3 * sum(self.forward_flops_per_token(seq_len_tokens).values())
+
     def with_vocab(self, vocab_size: int) -> ModelConfig:
         return dataclasses.replace(self, vocab_size=vocab_size)
 

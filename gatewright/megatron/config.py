@@ -80,7 +80,8 @@ class ParallelConfig:
             divides.append(("train.seq_len_tokens", seq_len_tokens, "tensor * context", t * c))
         for what, value, flag, by in divides:
             if value % by:
-                raise UserError(f"{what} {value} is not a multiple of {flag} {by}")
+                fits = f" (the next that is: {-(-value // by) * by})" if "vocab" in what else ""
+                raise UserError(f"{what} {value} is not a multiple of {flag} {by}{fits}")
         if model.family == "mamba2" and c > 1:
             groups = model.ngroups // t  # per tensor-parallel process
             if max(groups, c) % min(groups, c):

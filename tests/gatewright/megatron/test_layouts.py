@@ -1,22 +1,30 @@
-"""Every layout, from one checkpoint, computes the same losses and gradient norms."""
+"""Every layout, from one checkpoint, computes the same losses and gradient norms.
+
+Three launches do it all.  Four processes make the starting checkpoint (data parallel), then
+train under each of their layouts from it and save; two processes do the same; one process
+makes the reference, and goes on from what every layout saved.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.gatewright.megatron import tiny
 
-STEPS = 5
 BOTH = ("mamba2", "llama")
+START, STEPS = 2, 5
 
 # processes -> (name, families, parallel fields, train fields)
 LAYOUTS: dict[int, list[tuple[str, tuple[str, ...], dict[str, Any], dict[str, Any]]]] = {
-    1: [
-        ("microbatches of 2", BOTH, {}, {"micro_batch_sequences": 2}),
-        ("recompute", BOTH, {}, {"recompute": "full"}),
+    4: [
+        ("tp4", ("mamba2",), {"tensor": 4}, {}),
+        ("tp2 pp2 sp", BOTH, {"tensor": 2, "pipeline": 2, "sequence": True}, {}),
+        ("tp2 dp2 sp overlap", BOTH, {"tensor": 2, "sequence": True, "overlap": True}, {}),
+        ("pp2 dp2 overlap", BOTH, {"pipeline": 2, "overlap": True}, {}),
+        ("cp2 tp2", ("mamba2",), {"context": 2, "tensor": 2}, {}),
+        ("cp2 dp2 overlap", ("mamba2",), {"context": 2, "overlap": True}, {}),
     ],
     2: [
         ("tp2", BOTH, {"tensor": 2}, {}),
@@ -26,66 +34,85 @@ LAYOUTS: dict[int, list[tuple[str, tuple[str, ...], dict[str, Any], dict[str, An
         ("dp2 overlap", BOTH, {"overlap": True}, {}),
         ("cp2", ("mamba2",), {"context": 2}, {}),
     ],
-    4: [
-        ("tp4", ("mamba2",), {"tensor": 4}, {}),
-        ("tp2 pp2 sp", BOTH, {"tensor": 2, "pipeline": 2, "sequence": True}, {}),
-        ("tp2 dp2 sp overlap", BOTH, {"tensor": 2, "sequence": True, "overlap": True}, {}),
-        ("pp2 dp2 overlap", BOTH, {"pipeline": 2, "overlap": True}, {}),
-        ("cp2 tp2", ("mamba2",), {"context": 2, "tensor": 2}, {}),
-        ("cp2 dp2 overlap", ("mamba2",), {"context": 2, "overlap": True}, {}),
+    1: [
+        ("microbatches of 2", BOTH, {}, {"micro_batch_sequences": 2}),
+        ("recompute", BOTH, {}, {"recompute": "full"}),
     ],
 }
+ROWS = [
+    (processes, name, family)
+    for processes, lines in LAYOUTS.items()
+    for name, families, _, _ in lines
+    for family in families
+]
+Results = dict[tuple[str, str], list[list[float]]]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One process, both families: a checkpoint after 2 steps, and the 5 steps that follow."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Run all launches; returns [loss, gradient norm] of each step by (name, family)."""
     folder = tmp_path_factory.mktemp("layouts")
     corpus = str(tiny.write_corpus(folder / "corpus"))
-    start, after = [], []
-    for family in BOTH:
-        common = {"do": "steps", "family": family, "corpus": corpus}
-        start.append({**common, "out": str(folder / family), "steps": 2, "save": True})
-        checkpoint = str(folder / family / "iter_0000002")
-        after.append(
-            {**common, "out": str(folder / f"{family}-1"), "steps": STEPS, "load": checkpoint}
-        )
-    results = tiny.launch(1, [*start, *after], folder / "launch")
-    return {
-        "folder": folder,
-        "corpus": corpus,
-        "reference": dict(zip(BOTH, results[len(start) :], strict=True)),
-    }
+
+    def case(name: str, family: str, **more: Any) -> dict[str, Any]:
+        out = str(folder / f"{name}-{family}")
+        return {"do": "steps", "family": family, "corpus": corpus, "out": out, **more}
+
+    def saved(name: str, family: str, step: int) -> str:
+        return str(folder / f"{name}-{family}" / f"iter_{step:07d}")
+
+    found: Results = {}
+    for processes, lines in LAYOUTS.items():
+        keys, cases = [], []
+        if processes == 4:
+            for family in BOTH:
+                keys.append(("start", family))
+                cases.append(case("start", family, steps=START, save=True))
+        for name, families, parallel, train in lines:
+            for family in families:
+                keys.append((name, family))
+                changes = {"parallel": parallel, "train": train}
+                start = saved("start", family, START)
+                cases.append(
+                    case(name, family, load=start, steps=STEPS, changes=changes, save=True)
+                )
+        if processes == 1:
+            for family in BOTH:
+                keys.append(("reference", family))
+                start = saved("start", family, START)
+                cases.append(case("reference", family, load=start, steps=STEPS + 1))
+            for _, name, family in ROWS:
+                keys.append((f"after {name}", family))
+                last = saved(name, family, START + STEPS)
+                cases.append(case(f"after {name}", family, load=last, steps=1))
+        launched = tiny.launch(processes, cases, folder / f"launch-{processes}")
+        found.update(zip(keys, launched, strict=True))
+    return found
 
 
-@pytest.mark.parametrize("processes", LAYOUTS)
-def test_every_layout_trains_alike(processes: int, base: dict[str, Any]) -> None:
-    folder: Path = base["folder"]
-    named, cases = [], []
-    for name, families, parallel, train in LAYOUTS[processes]:
-        for family in families:
-            named.append((name, family))
-            cases.append(
-                {
-                    "do": "steps",
-                    "family": family,
-                    "corpus": base["corpus"],
-                    "load": str(folder / family / "iter_0000002"),
-                    "out": str(folder / f"{name}-{family}"),
-                    "steps": STEPS,
-                    "changes": {"parallel": parallel, "train": train},
-                }
-            )
-    results = tiny.launch(processes, cases, folder / f"launch-{processes}")
-    for (name, family), found in zip(named, results, strict=True):
-        for (loss, norm), (want_loss, want_norm) in zip(
-            found, base["reference"][family], strict=True
-        ):
-            assert loss == pytest.approx(want_loss, abs=1e-5), f"{family} {name}: {results}"
-            assert norm == pytest.approx(want_norm, rel=1e-4), f"{family} {name}: {results}"
+@pytest.mark.parametrize(("processes", "name", "family"), ROWS)
+def test_layout_trains_alike(processes: int, name: str, family: str, results: Results) -> None:
+    expected = results["reference", family]
+    for step, (loss, norm) in enumerate(results[name, family]):
+        assert loss == pytest.approx(expected[step][0], abs=1e-5), step
+        assert norm == pytest.approx(expected[step][1], rel=1e-5), step
+    # No update came before the first loss: only the forward pass could differ.
+    assert results[name, family][0][0] == pytest.approx(expected[0][0], abs=1e-6)
 
 
-def test_the_reference_learns(base: dict[str, Any]) -> None:
-    """Five steps that changed nothing would make every layout agree."""
-    for family, found in base["reference"].items():
-        assert found[-1][0] < found[0][0] - 0.05, (family, found)
+@pytest.mark.parametrize(("processes", "name", "family"), ROWS)
+def test_what_a_layout_saved_goes_on_in_one_process(
+    processes: int, name: str, family: str, results: Results
+) -> None:
+    """Weights, moments and schedule of its checkpoint give the reference's next step."""
+    [(loss, norm)] = results[f"after {name}", family]
+    want_loss, want_norm = results["reference", family][STEPS]
+    assert loss == pytest.approx(want_loss, abs=1e-5)
+    assert norm == pytest.approx(want_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", BOTH)
+def test_the_reference_learns(family: str, results: Results) -> None:
+    """Steps that changed nothing would make every layout agree."""
+    losses = [loss for loss, _ in results["reference", family]]
+    assert losses[-1] < losses[0] - 0.05

@@ -123,5 +123,6 @@ def launch(processes: int, cases: list[dict[str, Any]], folder: Path, timeout: f
         text=True,
         timeout=timeout,
     )
+    (folder / "output.txt").write_text(done.stdout)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     return json.loads((folder / "results.json").read_text())

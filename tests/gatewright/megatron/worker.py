@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,12 @@ def main(folder: Path) -> None:
     cases = json.loads((folder / "cases.json").read_text())
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    results = [globals()[case["do"]](case) for case in cases]
+    results = []
+    for case in cases:
+        start = time.perf_counter()
+        results.append(globals()[case["do"]](case))
+        if dist.get_rank() == 0:
+            print(f"{time.perf_counter() - start:6.2f} s  {case['out']}", flush=True)
     if dist.get_rank() == 0:
         (folder / "results.json").write_text(json.dumps(results))
     dist.barrier()

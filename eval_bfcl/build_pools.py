@@ -194,7 +194,8 @@ def main(args: Args) -> None:
     for k in sorted({k for k, _ in cells}):
         rows = [r for (size, _), cell in cells.items() if size == k for r in cell]
         value = pools.recall_percent([r.gold_rank for r in rows], k)
-        print(f"{k:>6}  {value:>10.2f}  {sum(r.injected for r in rows)} of {len(rows)}")
+        shown = f"{value:.2f}" if rows[0].golds else "no gold"
+        print(f"{k:>6}  {shown:>10}  {sum(r.injected for r in rows)} of {len(rows)}")
     print(args.out)
 
 

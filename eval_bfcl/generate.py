@@ -302,9 +302,15 @@ def main(args: Args) -> None:
             f"{error}); run the same command again to retry them, or add --accept-failures"
         )
     parents = {"pools": args.pools} | ({"model": folder} if folder is not None else {})
-    extra = {**run, "failed": len(failed), "over_context_prompts": len(over)}
-    artifact.finish(args.out, kind="bfcl-results", config=args, parents=parents, extra=extra)
     answered = len(to_run) - len(machinery)
+    extra = {
+        **run,
+        "failed": len(failed),
+        "over_context_prompts": len(over),
+        "answered_in_last_run": answered,
+        "seconds_of_last_run": round(seconds, 3),
+    }
+    artifact.finish(args.out, kind="bfcl-results", config=args, parents=parents, extra=extra)
     print(
         f"{label}: {answered} answers in {seconds:.1f} s "
         f"({answered / max(seconds, 1e-9):.2f} questions/s), {len(failed)} failed -> {args.out}"

@@ -100,7 +100,8 @@ def draw(item: Request, renderer: Renderer, kind: PromptKind) -> None:
     if kind == "template":
         item.prompt = renderer.prompt(item.messages, item.tools)
     else:
-        item.prompt = renderer.prompt(with_tools_in_system(item, kind == "system_one_shot"))
+        drawn = renderer.prompt(with_tools_in_system(item, kind == "system_one_shot"))
+        item.prompt = drawn.replace(_OPEN, "<tool_call>").replace(_CLOSE, "</tool_call>")
     item.prompt_ids = list(
         renderer.tokenizer(item.prompt, add_special_tokens=False, verbose=False)["input_ids"]
     )
@@ -126,14 +127,16 @@ def check_kind(renderer: Renderer, kind: str) -> None:
             )
 
 
+# The renderer takes tags apart in what users write; these are ours and are put in afterwards.
+_OPEN, _CLOSE = "\u2039call\u203a", "\u2039/call\u203a"
 _INSTRUCTIONS = """You answer by calling one of these functions:
 <tools>
 {tools}
 </tools>
 Answer with nothing but a JSON object with the function's name and its arguments inside tags:
-<tool_call>
+{open}
 {{"name": <function name>, "arguments": <object of arguments>}}
-</tool_call>"""
+{close}"""
 _SHOT_TOOL = {
     "type": "function",
     "function": {
@@ -161,12 +164,12 @@ def with_tools_in_system(item: Request, one_shot: bool) -> list[dict[str, Any]]:
     """
     example: list[dict[str, Any]] = []
     if one_shot:
-        answer = f"<tool_call>\n{json.dumps(_SHOT_CALL)}\n</tool_call>"
+        answer = f"{_OPEN}\n{json.dumps(_SHOT_CALL)}\n{_CLOSE}"
         example = [
             {"role": "user", "content": f"{_as_lines([_SHOT_TOOL])}\n{_SHOT_QUESTION}"},
             {"role": "assistant", "content": answer},
         ]
-    system = _INSTRUCTIONS.format(tools=_as_lines(item.tools))
+    system = _INSTRUCTIONS.format(tools=_as_lines(item.tools), open=_OPEN, close=_CLOSE)
     own = [m["content"] for m in item.messages if m["role"] == "system"]
     rest = [m for m in item.messages if m["role"] != "system"]
     return [{"role": "system", "content": "\n\n".join([*own, system])}, *example, *rest]

@@ -37,7 +37,7 @@ from gatewright import artifact, cli, launch
 from gatewright.errors import UserError
 
 FOLDER = Path(__file__).parent / "benchmarks"
-INFRASTRUCTURE = ("__init__", "__main__", "harness")
+INFRASTRUCTURE = ("__init__", "__main__", "harness", "small_model")
 ALLOCATORS = ("default", "tuned")
 
 

@@ -57,7 +57,7 @@ class Args:
     """A prompt that does not fit into the model's position limit: run (ask all the same, its
     answer flagged `over_context`), skip (count the question as an error of the machinery, by
     name) or refuse (stop before generating)."""
-    batch_size: int = 32
+    batch_size: int = 64
     """transformers: most rows of a batch."""
     batch_tokens: int = 32768
     """transformers: most prompt tokens of a batch, padding included."""
@@ -142,29 +142,29 @@ def choose_cells(cells: list[pools.Cell], args: Args) -> list[pools.Cell]:
     return [dataclasses.replace(c, rows=c.rows[: args.limit]) for c in cells]
 
 
-def check_context(
-    requests: list[Request], limit: int | None, args: Args
-) -> tuple[list[Request], dict[tuple[str, str], int]]:
-    """Return the requests to run and, by (cell, id), the tokens of those beyond the context.
+def check_context(plan: Plan, args: Args) -> dict[tuple[str, str], int]:
+    """Return, by (cell, id), the tokens of the prompts that do not fit the model's positions.
 
     Raises:
-        UserError: a prompt does not fit and --over-context is refuse.
+        UserError: there is one and --over-context is refuse.
     """
+    limit = plan.context_tokens
     over = {
         (r.cell, r.id): len(r.prompt_ids)
-        for r in requests
+        for r in plan.requests
         if limit is not None and len(r.prompt_ids) + args.max_new_tokens > limit
     }
-    if over and args.over_context == "refuse":
+    if over:
         (cell, id), tokens = max(over.items(), key=lambda item: item[1])
-        raise UserError(
-            f"{len(over)} of {len(requests)} prompts do not fit the model's {limit} positions "
-            f"with --max-new-tokens {args.max_new_tokens} (longest: {id} at {cell}, {tokens} "
-            "tokens): use smaller pools, or --over-context run or skip"
+        said = (
+            f"{len(over)} of {len(plan.requests)} prompts do not fit the model's {limit} "
+            f"positions with --max-new-tokens {args.max_new_tokens} (longest: {id} at {cell}, "
+            f"{tokens} tokens)"
         )
-    if args.over_context == "skip":
-        requests = [r for r in requests if (r.cell, r.id) not in over]
-    return requests, over
+        if args.over_context == "refuse":
+            raise UserError(f"{said}: use smaller pools, or --over-context run or skip")
+        print(f"{said}: {args.over_context}")
+    return over
 
 
 def ask(
@@ -205,32 +205,51 @@ def ask(
     return failed
 
 
-def main(args: Args) -> None:
-    """Ask a model every question of a pools folder."""
+@dataclasses.dataclass
+class Plan:
+    """What is asked of which model: everything that is known before the model is loaded.
+
+    Attributes:
+        run: what goes into run.json and the manifest; a stopped run continues only if equal.
+        folder: the model's folder; None for a server.
+        renderer: draws prompts; None for a server.
+        requests: every question of every cell, prompts drawn.
+        context_tokens: the model's position limit, if it has one.
+    """
+
+    run: dict[str, Any]
+    folder: Path | None
+    renderer: Any
+    cells: list[pools.Cell]
+    requests: list[Request]
+    context_tokens: int | None
+
+
+def make_plan(args: Args) -> Plan:
+    """Read pools and tokenizer, and draw every prompt.
+
+    Raises:
+        UserError: pools, model folder, tokenizer or flags do not go together.
+    """
     manifest, cells = pools.load(args.pools)
     split = manifest["extra"]["split"]
     cells = choose_cells(cells, args)
-    questions = {q.id: q for q in bfcl.load_split(split)}
     local = args.backend != "openai"
     folder = local_model(args.model) if local else None
     facts: dict[str, Any] = {"family": "server", "gate_scale": None, "context_tokens": None}
-    if folder is not None:
-        facts = model_facts(folder)
-    label = (args.name or label_of(args.model)).replace("_", "-")
-    dots: Any = args.dots
-    if dots == "auto":
-        dots = "keep" if local else "underscore"
-    renderer = None
-    style = args.style
+    renderer, style = None, args.style
+    dots: Any = "keep" if local else "underscore"
+    if args.dots != "auto":
+        dots = args.dots
     if folder is not None:
         from gatewright.chat import Renderer
 
+        facts = model_facts(folder)
         renderer = Renderer.load(folder)
         prompting.check_kind(renderer, args.prompt)
-        if style == "auto":
-            style = renderer.style if args.prompt == "template" else "hermes"
-    elif style == "auto":
-        style = "hermes"
+    if style == "auto":
+        style = renderer.style if renderer and args.prompt == "template" else "hermes"
+    label = (args.name or label_of(args.model)).replace("_", "-")
     run = {
         "label": label,
         "base": base_name(label),
@@ -240,14 +259,11 @@ def main(args: Args) -> None:
         "split": split,
         "questions": len(cells[0].rows),
         "of": manifest["extra"]["questions"],
-        "pools": {
-            k: manifest["extra"][k]
-            for k in ("retriever", "beta", "utility")
-            if k in manifest["extra"]
-        },
+        "pools": {k: manifest["extra"][k] for k in ("retriever", "beta", "utility")},
         "pools_hash": manifest["content_hash"],
         "cells": [c.name for c in cells],
         "backend": args.backend,
+        "base_url": None if local else args.base_url,
         "style": style,
         "prompt": args.prompt if local else "server",
         "dots": dots,
@@ -255,56 +271,66 @@ def main(args: Args) -> None:
         "over_context": args.over_context,
         "dtype": args.dtype,
     }
-    if args.backend == "openai":
-        run["base_url"] = args.base_url
-
-    requests, prompts = [], {}
+    questions = {q.id: q for q in bfcl.load_split(split)}
+    requests = []
     for cell in cells:
         for row in cell.rows:
             item = prompting.request(questions[row.id], cell, row, dots)
             if renderer is not None:
                 prompting.draw(item, renderer, args.prompt)  # type: ignore[arg-type]
             requests.append(item)
-        prompts[cell.name] = {r.id: r.prompt for r in requests if r.cell == cell.name and r.prompt}
-    to_run, over = check_context(requests, facts["context_tokens"], args)
-    if over:
-        longest = max(over, key=lambda key: over[key])
-        print(
-            f"{len(over)} of {len(requests)} prompts exceed the model's {facts['context_tokens']} "
-            f"positions ({args.over_context}; longest: {longest[1]} at {longest[0]}, "
-            f"{over[longest]} tokens)"
-        )
+    return Plan(run, folder, renderer, cells, requests, facts["context_tokens"])
 
-    results = Results(args.out, label, split)
-    results.begin(run)
-    for cell in cells:
-        if prompts[cell.name]:
-            results.write_prompts(cell.name, prompts[cell.name])
-    done = {cell.name: results.done(cell.name) for cell in cells}
-    to_run = [r for r in to_run if r.id not in done[r.cell]]
-    failed: dict[tuple[str, str], str] = {}
-    seconds = 0.0
-    if to_run:
-        backend = make_backend(args, folder, renderer)
-        started = time.perf_counter()
-        failed = ask(backend, to_run, results, over, args.retries)
-        seconds = time.perf_counter() - started
+
+def answer_all(
+    plan: Plan, args: Args, results: Results, over: dict[tuple[str, str], int]
+) -> tuple[dict[tuple[str, str], str], int, float]:
+    """Ask what is not answered yet.
+
+    Returns:
+        What failed for good by (cell, id), the answers of this run, and its seconds without
+        the loading of the model.
+    """
+    done = {cell.name: results.done(cell.name) for cell in plan.cells}
+    skipped = over if args.over_context == "skip" else {}
+    to_run = [
+        r for r in plan.requests if r.id not in done[r.cell] and (r.cell, r.id) not in skipped
+    ]
+    if not to_run:
+        return {}, 0, 0.0
+    backend = make_backend(args, plan.folder, plan.renderer)
+    started = time.perf_counter()
+    failed = ask(backend, to_run, results, over, args.retries)
+    return failed, len(to_run) - len(failed), time.perf_counter() - started
+
+
+def main(args: Args) -> None:
+    """Ask a model every question of a pools folder."""
+    plan = make_plan(args)
+    over = check_context(plan, args)
+    results = Results(args.out, plan.run["label"], plan.run["split"])
+    results.begin(plan.run)
+    for cell in plan.cells:
+        prompts = {r.id: r.prompt for r in plan.requests if r.cell == cell.name and r.prompt}
+        if prompts:
+            results.write_prompts(cell.name, prompts)
+
+    broken, answered, seconds = answer_all(plan, args, results, over)
+    failed = dict(broken)
     if args.over_context == "skip":
         failed |= {key: f"prompt of {n} tokens exceeds the context" for key, n in over.items()}
-    for cell in cells:
+    for cell in plan.cells:
         results.write_failures(cell.name, {i: e for (c, i), e in failed.items() if c == cell.name})
         results.sort(cell.name, [row.id for row in cell.rows])
-    machinery = {key: e for key, e in failed.items() if key not in over}
-    if machinery and not args.accept_failures:
-        (cell_name, id), error = next(iter(machinery.items()))
+    if broken and not args.accept_failures:
+        (cell_name, id), error = next(iter(broken.items()))
         raise UserError(
-            f"{len(machinery)} of {len(requests)} requests failed (first: {id} at {cell_name}: "
+            f"{len(broken)} of {len(plan.requests)} requests failed (first: {id} at {cell_name}: "
             f"{error}); run the same command again to retry them, or add --accept-failures"
         )
-    parents = {"pools": args.pools} | ({"model": folder} if folder is not None else {})
-    answered = len(to_run) - len(machinery)
+    parents = {"pools": args.pools} | ({"model": plan.folder} if plan.folder else {})
     extra = {
-        **run,
+        **plan.run,
         "failed": len(failed),
         "over_context_prompts": len(over),
         "answered_in_last_run": answered,
@@ -312,7 +338,7 @@ def main(args: Args) -> None:
     }
     artifact.finish(args.out, kind="bfcl-results", config=args, parents=parents, extra=extra)
     print(
-        f"{label}: {answered} answers in {seconds:.1f} s "
+        f"{plan.run['label']}: {answered} answers in {seconds:.1f} s "
         f"({answered / max(seconds, 1e-9):.2f} questions/s), {len(failed)} failed -> {args.out}"
     )
 

@@ -34,7 +34,7 @@ class Args:
     run: Path | None = None
     """Run folder; by default runs/NAME."""
     site: Path | None = None
-    """Site file for --submit; by default $GATEWRIGHT_SITE or site.toml."""
+    """Site file; --submit takes $GATEWRIGHT_SITE or site.toml by default."""
     only: str | None = None
     """Run nothing but this step; its needs must be finished."""
     start_from: Annotated[str | None, tyro.conf.arg(name="from")] = None
@@ -62,7 +62,8 @@ def main(args: Args) -> int:
     """Run the steps of a pipeline file, each once: what is finished is skipped."""
     if args.local == args.submit:
         raise UserError("choose one of --local (this machine) and --submit (Slurm)")
-    pipeline = spec.load(args.file, overrides(args.set))
+    site = sites.load(args.site) if args.submit or args.site else None
+    pipeline = spec.load(args.file, overrides(args.set), site.params if site else None)
     run = (args.run or Path("runs") / pipeline.name).resolve()
     chosen = list(pipeline.tasks)
     forced: set[str] = set()
@@ -74,21 +75,30 @@ def main(args: Args) -> int:
         pipeline.step(args.start_from)
         forced = pipeline.descendants(args.start_from)
     if args.submit:
-        return submit(args, pipeline, run, chosen, forced)
+        assert site is not None
+        return submit(args, pipeline, site, run, chosen, forced)
     if args.dry_run:
         return local.dry_run(pipeline, run, chosen, forced)
     if submission.folders(run) and submission.active_jobs(run, pipeline):
         raise UserError(f"{run}: has jobs in the queue: python -m slurm.cancel {run} first")
-    local.keep_pipeline_file(pipeline, run, overrides(args.set))
+    settings = {**(site.params if site else {}), **overrides(args.set)}
+    known = {key: value for key, value in settings.items() if key in pipeline.params}
+    local.keep_pipeline_file(pipeline, run, known)
     again = [a for a in sys.argv[1:] if not a.startswith("--from")]
     if args.start_from in again:
         again.remove(args.start_from)
     return local.execute(pipeline, run, chosen, forced, f"{PROG} {shlex.join(again)}")
 
 
-def submit(args: Args, pipeline: Pipeline, run: Path, chosen: list[Task], forced: set[str]) -> int:
+def submit(
+    args: Args,
+    pipeline: Pipeline,
+    site: sites.Site,
+    run: Path,
+    chosen: list[Task],
+    forced: set[str],
+) -> int:
     """Write the sbatch files of what is not finished or queued, submit them, print the graph."""
-    site = sites.load(args.site)
     for task in chosen:
         for pattern in task.inputs:
             if not Path(pattern).expanduser().is_absolute():

@@ -45,6 +45,8 @@ class Site:
     """How long before the time limit a job is told to save."""
     env: dict[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of every command."""
+    params: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Values for the pipelines' [params]: where the data lies here."""
 
 
 def load(path: Path | None) -> Site:
@@ -99,6 +101,6 @@ def _value(path: Path, key: str, value: Any, kind: Any) -> Any:
         "str": "a string",
         "int": "a positive whole number",
         "tuple[str, ...]": "an array of strings",
-        "dict[str, str]": "a table [env]",
+        "dict[str, str]": f"a table [{key}]",
     }[kind]
     raise UserError(f"site file {path}: {key} = {value!r}: give {wanted}")

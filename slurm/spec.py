@@ -413,11 +413,16 @@ def _check_folders(path: Path, steps: list[Step], tasks: list[Task]) -> None:
                 )
 
 
-def load(path: Path, overrides: Mapping[str, str] | None = None) -> Pipeline:
+def load(
+    path: Path,
+    overrides: Mapping[str, str] | None = None,
+    site: Mapping[str, str] | None = None,
+) -> Pipeline:
     """Read and check a pipeline file.
 
     Args:
         overrides: values for entries of `[params]`, from `--set NAME=VALUE`.
+        site: the site's values; names that this pipeline does not have are for others.
 
     Raises:
         UserError: the file is missing or not TOML (the line is named); an unknown key or
@@ -447,6 +452,7 @@ def load(path: Path, overrides: Mapping[str, str] | None = None) -> Pipeline:
     top.done()
     if not tables:
         raise UserError(f"{path}: has no [step.NAME]")
+    params |= {key: text for key, text in (site or {}).items() if key in params}
     for key, text in (overrides or {}).items():
         if key not in params:
             raise UserError(

@@ -78,7 +78,8 @@ def load(folder: Path) -> tuple[Pipeline, Site]:
     for field in dataclasses.fields(Site):
         if field.type == "tuple[str, ...]":
             site[field.name] = tuple(site[field.name])
-    return spec.load(folder / "pipeline.toml", frozen["set"]), Site(**site)
+    pipeline = spec.load(folder / "pipeline.toml", frozen["set"], site["params"])
+    return pipeline, Site(**site)
 
 
 def _files_known_to_git(code: Path) -> list[str] | None:

@@ -34,6 +34,10 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "a throw-away Slurm needs root"
 
 
+def pids_of(*argv: str) -> list[int]:
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == [*argv]]
+
+
 class Cluster:
     """A running cluster and a folder for runs."""
 
@@ -373,6 +377,41 @@ def test_bad_input_is_final_and_stops_what_follows(cluster: Cluster, tmp_path: P
     assert "starting again" not in log
 
 
+def readme_commands() -> list[str]:
+    text = (ROOT / "README.md").read_text().split("<!-- slurm: executed by tests/slurm -->")[1]
+    block = text.split("```")[1]
+    return [line.partition("  #")[0].strip() for line in block.strip().splitlines()]
+
+
+def test_the_readmes_section_on_slurm_works_as_written(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "slurm").symlink_to(ROOT / "slurm")
+    (tmp_path / "text.jsonl").write_text('{"text": "a short text"}\n')
+    commands = readme_commands()
+    assert commands[0] == "cp slurm/site.example.toml site.toml"
+    said = []
+    for command in commands:
+        words = [sys.executable if w == "python" else w for w in command.split()]
+        env = {**cluster.env, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        said.append(done.stdout)
+        if words[0] == "cp":  # "then fill it in"
+            example = (tmp_path / "site.toml").read_text()
+            filled = example.replace('account = "my-account"', 'account = ""')
+            filled = filled.replace('partition = "gpu"', 'partition = "cluster"', 1)
+            assert filled != example
+            text = tmp_path / "text.jsonl"
+            params = f'[params]\nnemotron_cc = "{text}"\nnemotron_agentic = "{text}"\n'
+            (tmp_path / "site.toml").write_text(filled + params)
+    _, dry, submitted, status, cancelled = said
+    assert "nothing was submitted" in dry
+    assert "16 nodes x 8 GPU" in submitted
+    assert "pretrain-mamba2" in status
+    assert "cancelled" in cancelled or "nothing of it is in the queue" in cancelled
+
+
 PIPELINES = sorted((ROOT / "slurm" / "pipelines").glob("*.toml"))
 
 
@@ -403,29 +442,23 @@ def test_what_slurm_refuses_is_said_before_anything_is_submitted(
     assert cluster.call("squeue", "-h", "-n", "p.a").stdout == ""
 
 
-def test_a_process_sent_sigterm_by_slurm_is_not_waited_for(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_step_that_cannot_resume_fails_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
     """A step without checkpoints that reaches its limit fails, and status says why."""
     file, run = tmp_path / "p.toml", tmp_path / "run"
     file.write_text(
-        'name = "p"\n[step.a]\ncommand = "sleep 300"\nout = "a"\n'
+        'name = "p"\n[step.a]\ncommand = "sleep 300.25"\nout = "a"\n'
         '[step.b]\ncommand = "true {a}"\nneeds = ["a"]\nout = "b"\n'
     )
     cluster.submit(file, run)
     log = run / "pipeline" / "logs" / "a.log"
     job = cluster.status(run)["a"]["job"]
-    cluster.wait(lambda: cluster.status(run)["a"]["state"] == "running" and log.exists(), 30, run)
+    cluster.wait(lambda: pids_of("sleep", "300.25"), 60, run)
+    assert cluster.status(run)["a"]["state"] == "running"
     cluster.call("scancel", "--batch", "--signal=USR1", job)
     cluster.wait(lambda: "cannot resume" in log.read_text(), 20, run)
-    os.kill(_only_child_named("sleep", "300"), signal.SIGTERM)
+    for pid in pids_of("sleep", "300.25"):
+        os.kill(pid, signal.SIGTERM)
     cluster.finish(run, 60)
     rows = cluster.status(run)
     assert (rows["a"]["state"], rows["a"]["why"]) == ("failed", "exit code 143")
     assert rows["b"]["state"] == "cancelled"
-
-
-def _only_child_named(*argv: str) -> int:
-    found = [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == [*argv]]
-    assert len(found) == 1
-    return found[0]

@@ -26,6 +26,7 @@ def test_the_example_is_sound_also_with_every_comment_taken_away(tmp_path: Path)
     assert full.gpu_option.format(n=8) == "--gres=gpu:h100:8"
     assert full.env == {"NCCL_SOCKET_IFNAME": "ib0"}
     assert full.container_mounts == ("/data:/data",)
+    assert full.params["nemotron_agentic"].endswith("tool_calling.jsonl")
 
 
 @pytest.mark.parametrize(

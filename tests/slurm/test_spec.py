@@ -85,6 +85,14 @@ def test_params_can_be_set_from_outside(tmp_path: Path) -> None:
         load(tmp_path, GOOD, sise="9")
 
 
+def test_the_site_says_where_things_lie_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(GOOD)
+    site = {"size": "5", "of_another_pipeline": "x"}
+    assert spec.load(path, {}, site).params["size"] == "5"
+    assert spec.load(path, {"size": "6"}, site).params["size"] == "6"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -161,7 +161,8 @@ def load_split(name: str) -> list[Question]:
     """
     if name not in SPLITS:
         raise UserError(
-            f"no BFCL split {name!r}{cli.nearest(name, SPLITS)}; splits: {', '.join(SPLITS)}"
+            f"no BFCL split {name!r} with tool pools{cli.nearest(name, SPLITS)}; splits: "
+            f"{', '.join(SPLITS)} (multi-turn, memory and web search are out of scope)"
         )
     folder = data_folder()
     file = f"BFCL_v4_{name}.json"

@@ -125,6 +125,23 @@ def test_java_and_javascript_are_scored_through_their_literals(
         assert sum(r["outcome"] == "correct" for r in rows) == right
 
 
+def test_a_single_question_of_disagreement_with_the_official_evaluator_is_an_error(
+    pools_1_4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = write_results(tmp_path / "r", pools_1_4, mixed_answer, limit=6)
+    said: dict[str, tuple[dict, set[str]]] = {}
+    monkeypatch.setattr(official, "prepare", lambda env: None)
+    monkeypatch.setattr(official, "evaluate", lambda env, folder, *a: said[folder.parts[-3]])
+    wrong = {f"simple_python_{n}" for n in range(1, 6)}
+    said["pool_size=1"] = ({"accuracy": 1 / 6}, wrong)
+    said["pool_size=4"] = ({"accuracy": 1 / 6}, wrong)
+    scored(results, pools_1_4, tmp_path / "s", official=True)
+    said["pool_size=4"] = ({"accuracy": 1 / 6}, wrong - {"simple_python_1"} | {"simple_python_0"})
+    with pytest.raises(UserError, match="pool_size=4/seed=0: .* differ on simple_python_0"):
+        scored(results, pools_1_4, tmp_path / "s2", official=True)
+    assert not (tmp_path / "s2").exists()
+
+
 OFFICIAL_ENV = Path(official.ROOT / "runs/bfcl_official_env")
 
 

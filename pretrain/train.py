@@ -20,7 +20,7 @@ from typing import Any
 
 import tyro
 
-from gatewright import artifact, cli, config, runlog
+from gatewright import artifact, cli, config, launch, runlog
 from gatewright.errors import UserError
 from gatewright.megatron.config import (
     CheckpointConfig,
@@ -232,4 +232,5 @@ def run(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    launch.retune()
     run(sys.argv[1:])

@@ -97,8 +97,11 @@ def _one_gloo_group_per_set_of_ranks() -> Iterator[None]:
     real = dist.new_group
 
     def new_group(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("backend") == "gloo":  # destroy_model_parallel ends these itself
+            return real(ranks, *args, **kwargs)
         key = tuple(range(dist.get_world_size()) if ranks is None else ranks)
-        if key not in _groups_of_ranks:
+        alive = dist.distributed_c10d._world.pg_map
+        if _groups_of_ranks.get(key) not in alive:  # Megatron destroys some when layouts change
             _groups_of_ranks[key] = real(ranks, *args, **kwargs)
         return _groups_of_ranks[key]
 

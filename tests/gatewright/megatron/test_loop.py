@@ -1,0 +1,168 @@
+"""The loop's conduct in one process: bad losses, gates in bf16, telemetry, time limits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from gatewright import gates
+from gatewright.megatron import checkpoints, data, distributed, health, loop
+from gatewright.megatron.config import PretrainConfig
+from tests.gatewright.megatron import tiny
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> data.Corpus:
+    return data.Corpus.of_folder(
+        tiny.write_corpus(tmp_path_factory.mktemp("loop") / "corpus"), tiny.EOD
+    )
+
+
+def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> loop.Outcome:
+    out.mkdir(exist_ok=True)
+    return loop.train(config, corpus, out)
+
+
+@pytest.mark.parametrize("family", ["mamba2", "llama"])
+def test_bf16_with_fp32_gates_trains_saves_and_resumes_exactly(
+    family: str, corpus: data.Corpus, tmp_path: Path
+) -> None:
+    bf16 = {"dtype": "bf16", "steps": 12}
+    whole = tiny.config(family, train=bf16)
+    assert train(whole, corpus, tmp_path / "whole").finished
+    losses = tiny.losses(tmp_path / "whole")
+    assert losses[-1] < losses[0] - 0.1
+    short = tiny.config(family, train={**bf16, "exit_duration_minutes": 0.0})
+    outcome = train(short, corpus, tmp_path / "parts")
+    assert (outcome.step, outcome.reason) == (1, "the time limit")
+    assert train(whole, corpus, tmp_path / "parts").finished
+    assert tiny.losses(tmp_path / "parts") == losses
+
+
+def test_gates_have_an_optimizer_group_of_their_own_without_decay(
+    corpus: data.Corpus, tmp_path: Path
+) -> None:
+    config = tiny.config("mamba2", train={"dtype": "bf16"})
+    with distributed.processes(config.parallel) as data_parallel:
+        run = loop.Run(config, corpus, tmp_path, data_parallel)
+        names = {id(p): n for n, p in run.model.named_parameters()}
+        [inner] = run.optimizer.chained_optimizers
+        decay: dict[str, float] = {}
+        groups: dict[str, int] = {}
+        for number, (group, sharded) in enumerate(
+            zip(inner.param_groups, inner.opt_group_ranges, strict=True)
+        ):
+            for parameter in sharded["params"]:
+                decay[names[id(parameter)]] = group["wd_mult"]
+                groups[names[id(parameter)]] = number
+    assert len(decay) == len(names)
+    kinds = ("A_log", "D", "dt_bias")
+    gate_groups = {g for n, g in groups.items() if n.endswith(kinds)}
+    assert len(gate_groups) == 1
+    assert not {g for n, g in groups.items() if not n.endswith(kinds)} & gate_groups
+    for name, multiple in decay.items():
+        vector = name.endswith((*kinds, "bias", "norm.weight"))
+        assert multiple == (0.0 if vector else 1.0), name
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_documents(
+    corpus: data.Corpus, tmp_path: Path
+) -> None:
+    config = tiny.config("llama", train={"lr": 1e30, "lr_warmup_steps": 0})
+    outcome = train(config, corpus, tmp_path)
+    assert not outcome.finished
+    assert outcome.reason == loop.BAD_LOSS
+    [row] = [json.loads(line) for line in (tmp_path / health.FILE).read_text().splitlines()]
+    assert row["kind"] == "not_finite"
+    assert row["reproduced"] is True  # the same batch gave the same again
+    assert row["step"] == outcome.step + 1
+    first = outcome.step * 4
+    assert [d["sample"] for d in row["documents"]] == list(range(first, first + 4))
+    assert all(d["documents"] for d in row["documents"])
+
+
+def test_a_bad_step_can_be_skipped(
+    corpus: data.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights do not move, the data and the schedule do."""
+    config = tiny.config("llama", train={"on_bad_loss": "skip"})
+    seen: list[torch.Tensor] = []
+
+    def judge(self: health.LossHealth, loss: float, grad_norm: float) -> str | None:
+        return "not_finite" if len(seen) == 3 else None
+
+    original = loop.Run.update_weights
+
+    def update(self: loop.Run, found: loop.Found, *, skip: bool = False) -> float:
+        rate = original(self, found, skip=skip)
+        seen.append(self.model.embedding.word_embeddings.weight.detach().clone())
+        return rate
+
+    monkeypatch.setattr(health.LossHealth, "judge", judge)
+    monkeypatch.setattr(loop.Run, "update_weights", update)
+    assert train(config, corpus, tmp_path).finished
+    moved = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
+    assert moved == [True, True, False, *[True] * 6]
+
+
+def test_spikes_are_judged_by_the_losses_before_them() -> None:
+    judge = health.LossHealth(spike_factor=1.5)
+    assert [judge.judge(9.0 - 0.1 * i, 1.0) for i in range(40)] == [None] * 40
+    assert judge.judge(6.0, 1.0) is None
+    assert judge.judge(14.0, 1.0) == "spike"
+    assert judge.judge(6.0, math.inf) == "not_finite"
+    assert judge.judge(math.nan, 1.0) == "not_finite"
+    assert health.LossHealth(spike_factor=0).judge(1e9, 1.0) is None
+
+
+def test_gate_telemetry_reports_what_the_definitions_say(
+    corpus: data.Corpus, tmp_path: Path
+) -> None:
+    config = tiny.config("mamba2", log={"gates_every_steps": 4}, train={"steps": 8})
+    train(config, corpus, tmp_path)
+    rows = {row["step"]: row for row in tiny.metrics(tmp_path)}
+    assert {s for s, row in rows.items() if "gates/layer00/tau_data_median" in row} == {1, 4, 8}
+    assert rows[1]["gates/layer03/alpha_drift"] == 0  # measured before the first update
+    assert rows[8]["gates/layer03/alpha_drift"] != 0
+    # The weights of the last report are those after step 7; step 8 moved them once more.
+    start = json.loads((tmp_path / "gates_at_start.json").read_text())
+    A_log, dt_bias = (torch.tensor(v) for v in start["1"])
+    tau = gates.tau_from_weights(A_log, dt_bias)
+    assert rows[1]["gates/layer00/tau_weights_median"] == pytest.approx(
+        tau.median().item(), rel=0.2
+    )
+    assert rows[1]["gates/layer00/tau_weights_q1"] == pytest.approx(tau.quantile(0.25).item())
+    # dt of the data is near dt of the weights at first, but not the same.
+    ratio = rows[1]["gates/layer00/tau_data_median"] / rows[1]["gates/layer00/tau_weights_median"]
+    assert 0.3 < ratio < 3
+    assert ratio != 1
+
+
+def test_only_the_newest_and_every_mth_checkpoint_are_kept(
+    corpus: data.Corpus, tmp_path: Path
+) -> None:
+    config = tiny.config(
+        "llama", checkpoint={"every_steps": 1, "keep_last": 2, "keep_every_steps": 4}
+    )
+    assert train(config, corpus, tmp_path).finished
+    assert [checkpoints.step_of(p) for p in checkpoints.complete(tmp_path)] == [4, 8, 9, 10]
+    assert not list(tmp_path.glob(".iter_*"))
+
+
+def test_asynchronous_saves_are_the_same_checkpoints(corpus: data.Corpus, tmp_path: Path) -> None:
+    for asynchronous in (False, True):
+        config = tiny.config("mamba2", checkpoint={"every_steps": 4, "asynchronous": asynchronous})
+        train(config, corpus, tmp_path / str(asynchronous))
+    with distributed.processes(config.parallel) as data_parallel:
+        weights = []
+        for kind in ("False", "True"):
+            run = loop.Run(config, corpus, tmp_path / kind, data_parallel)
+            checkpoints.load(tmp_path / kind / "iter_0000008", run.model)
+            weights.append({n: p.clone() for n, p in run.model.named_parameters()})
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name

@@ -1,0 +1,162 @@
+"""Pretraining: our Megatron loop against transformers' Trainer, tokens per second.
+
+Same model (the debug recipes' sizes), same sequences in the same order, same precision (fp32),
+AdamW, clipping and cosine on both sides; the Trainer is as transformers ships it, with its
+fused AdamW.  Data loading, logging and the optimizer are inside both figures; starting up is
+not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gatewright.megatron import cpu, data, distributed, loop
+from gatewright.megatron.config import PretrainConfig
+from gatewright.megatron.recipes import RECIPES
+from gatewright.models import hf_config
+from tools.benchmarks.harness import Options, Result, result
+
+ALLOCATORS = ("tuned",)
+STEPS = 3
+EOD = 0
+
+
+def run(options: Options) -> Iterator[Result]:
+    torch.set_num_threads(options.threads)
+    cpu.enable()
+    with tempfile.TemporaryDirectory() as tmp:
+        corpus = _write_corpus(Path(tmp) / "corpus")
+        for name in ("mamba2_debug_cpu", "llama_debug_cpu"):
+            config = _endless(RECIPES.get(name))
+            with distributed.processes(config.parallel):
+                ours, peer = _tokens_per_second(config, corpus, Path(tmp) / name, options.repeats)
+            yield result(
+                options,
+                f"{name} training",
+                ours,
+                peer,
+                "tokens/s",
+                "transformers Trainer",
+                more_is_better=True,
+            )
+
+
+def _endless(recipe: PretrainConfig) -> PretrainConfig:
+    """Return the recipe without telemetry, checkpoints and TensorBoard, and with no end."""
+    log = dataclasses.replace(
+        recipe.log, gates_every_steps=0, tensorboard=False, every_steps=1_000_000
+    )
+    return dataclasses.replace(recipe, log=log)
+
+
+def _write_corpus(folder: Path, documents: int = 3000) -> data.Corpus:
+    """Write documents of Zipf-distributed tokens."""
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    builder = IndexedDatasetBuilder(str(folder / "text.bin"), dtype=np.uint16)
+    for length in rng.integers(50, 400, documents):
+        tokens = np.minimum(rng.zipf(1.2, length), 8191)
+        tokens[-1] = EOD
+        builder.add_document(torch.from_numpy(tokens.astype(np.int64)), [int(length)])
+    builder.finalize(str(folder / "text.idx"))
+    return data.Corpus.of_folder(folder, EOD)
+
+
+def _tokens_per_second(
+    config: PretrainConfig, corpus: data.Corpus, out: Path, repeats: int
+) -> tuple[float, float]:
+    """Return both sides' median rates, measured in turn."""
+    out.mkdir()
+    train = config.train
+    with loop.Run(config, corpus, out, data_parallel=1) as ours:
+        peer = _trainer(config, ours.dataset, out)
+        sides: tuple[Callable[[], float], ...] = (lambda: _our_seconds(ours), peer)
+        times: tuple[list[float], list[float]] = ([], [])
+        for repeat in range(repeats + 1):
+            for side, kept in zip(sides, times, strict=True):
+                took = side()
+                if repeat:  # the first one warms up
+                    kept.append(took)
+    rates = [train.tokens_per_step / statistics.median(kept) for kept in times]
+    return rates[0], rates[1]
+
+
+def _our_seconds(run: loop.Run) -> float:
+    """Return seconds per step over STEPS steps of our loop."""
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        found = run.forward_backward()
+        run.examine(found)
+        run.write_down(found, run.update_weights(found))
+    return (time.perf_counter() - start) / STEPS
+
+
+def _trainer(config: PretrainConfig, dataset: Any, out: Path) -> Callable[[], float]:
+    """Return a function that trains STEPS + 1 steps and answers seconds per step of the last."""
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    train = config.train
+    model = AutoModelForCausalLM.from_config(hf_config(config.model))
+
+    class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+        """The same samples that our loop sees."""
+
+        def __len__(self) -> int:
+            return train.samples
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            tokens, _ = dataset._query_document_sample_shuffle_indices(index)
+            sequence = torch.from_numpy(tokens[: train.seq_len_tokens])
+            return {"input_ids": sequence, "labels": sequence}
+
+    class Clock(TrainerCallback):
+        ends: list[float]
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            self.ends = []
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.ends.append(time.perf_counter())
+
+    clock = Clock()
+    trainer = Trainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(out / "trainer"),
+            max_steps=STEPS + 1,
+            per_device_train_batch_size=train.micro_batch_sequences,
+            gradient_accumulation_steps=train.global_batch_sequences // train.micro_batch_sequences,
+            learning_rate=train.lr,
+            lr_scheduler_type="cosine",
+            weight_decay=train.weight_decay,
+            adam_beta2=train.adam_beta2,
+            max_grad_norm=train.clip_grad_norm,
+            optim="adamw_torch_fused",
+            use_cpu=True,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=Sequences(),
+        callbacks=[clock],
+    )
+
+    def seconds() -> float:
+        trainer.train()
+        return (clock.ends[-1] - clock.ends[0]) / STEPS
+
+    return seconds

@@ -139,7 +139,7 @@ def test_full_mamba_starts_with_steps_between_a_thousandth_and_a_tenth_and_learn
     assert float(dt.min()) > 0.9e-3
     assert float(dt.max()) < 0.11
     task = tasks.make("ar", 16, 1)
-    trained = full_mamba.train(size, [0, 1], task, 60, "test")
+    trained = full_mamba.train(size, [0, 1], task, 120, "test")
     assert min(full_mamba.accuracy(trained, size, task, 200)) > 0.2  # chance is 1/8
 
 

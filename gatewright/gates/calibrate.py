@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from gatewright.checkpoints.models_on_disk import TOKENIZER_FILES
 from gatewright.errors import UserError
 from gatewright.gates.find import Gate, Gates, layer_of
 
@@ -80,10 +81,12 @@ def _tokens(root: Path, text_file: Path) -> Any:
         text = Path(text_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"--calibrate {text_file}: cannot be read as UTF-8 text ({e})") from e
+    if not any((root / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{root}: --calibrate needs the model's tokenizer files beside its weights")
     try:
         tokenizer = AutoTokenizer.from_pretrained(root)
     except (OSError, ValueError, KeyError) as e:
-        raise UserError(f"{root}: --calibrate needs its tokenizer files beside the weights") from e
+        raise UserError(f"{root}: its tokenizer cannot be loaded ({e})") from e
     ids = tokenizer(text[: 64 * WINDOW_TOKENS * MAX_WINDOWS])["input_ids"]
     if len(ids) < 2 * UPDATE_TOKENS:
         raise UserError(f"--calibrate {text_file}: only {len(ids)} tokens; give a longer text")
@@ -144,10 +147,13 @@ def _recording(modules: dict[int, Any]) -> Iterator[dict[int, list[Any]]]:
                 recorded.setdefault(inside[-1], []).append(out.detach())
             return out
 
+    def leave(*_: Any) -> None:  # a hook that returned the layer's number would replace the output
+        inside.pop()
+
     hooks = []
     for layer, module in modules.items():
         hooks.append(module.register_forward_pre_hook(lambda *_, n=layer: inside.append(n)))
-        hooks.append(module.register_forward_hook(lambda *_: inside.pop() and None))
+        hooks.append(module.register_forward_hook(leave))
     try:
         with Recorder():
             yield recorded

@@ -41,7 +41,7 @@ KNOWN_MODEL_TYPES = {
 
 _CLAMPED_FROM_BELOW = {"nemotron_h", "zamba2"}  # they read time_step_min, not time_step_limit
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
-_OPTIMIZER = re.compile(r"^optimizer\.state\.(?:param|fp32_param)\.")
+_OPTIMIZER = re.compile(r"^optimizer\.(?:\d+\.)?state\.(?:param|fp32_param)\.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +147,8 @@ def find_gates(source: Path | str | Checkpoint) -> Gates:
             f"model_type {model_type!r} is not among the {len(KNOWN_MODEL_TYPES)} checked ones; "
             f"its tensors look like {gates[0].kind} ({KINDS[gates[0].kind]})"
         )
+    if checkpoint.format in ("megatron", "deepspeed"):
+        warnings += _unreachable_masters(checkpoint, gates)
     return Gates(
         checkpoint,
         model_type,
@@ -154,6 +156,21 @@ def find_gates(source: Path | str | Checkpoint) -> Gates:
         tuple(gates),
         tuple(warnings),
     )
+
+
+def _unreachable_masters(checkpoint: Checkpoint, gates: Sequence[Gate]) -> list[str]:
+    """Warn when an optimizer is saved in a layout that does not name its copies of A_log."""
+    resumable = checkpoint.format == "deepspeed" or any(
+        name.startswith("optimizer.") for name in checkpoint.tensors
+    )
+    missing = [g.layer for g in gates if not g.masters]
+    if not resumable or not missing:
+        return []
+    return [
+        f"an optimizer is saved here, but its fp32 copy of A_log cannot be found by name (layer "
+        f"{missing[0]} and {len(missing) - 1} more): resume with the weights only, or the first "
+        "step brings the old gates back"
+    ]
 
 
 def model_type_of(config: Mapping[str, Any]) -> str:

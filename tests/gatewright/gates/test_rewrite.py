@@ -1,0 +1,370 @@
+"""Formats x families x edits: A_log changes as asked, and not one other byte does."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gatewright import artifact
+from gatewright.checkpoints import dtypes
+from gatewright.errors import UserError
+from gatewright.gates import edits, find, patching, rewrite
+from gatewright.gates.edits import Edit
+from tests.gatewright.gates import families
+
+
+def huggingface(family: str, folder: Path) -> Path:
+    return families.save(family, folder)
+
+
+def sharded_bf16(family: str, folder: Path) -> Path:
+    families.save(family, folder, dtype=torch.bfloat16, max_shard_size="6KB")
+    assert (folder / "model.safetensors.index.json").is_file()
+    return folder
+
+
+def pytorch_bin(family: str, folder: Path) -> Path:
+    """The older layout, which mamba_ssm still uses: one pickle of tensors."""
+    model = families.build(family)
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    torch.save(model.half().state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def deepspeed_universal(family: str, folder: Path) -> Path:
+    """What ds_to_universal writes: bf16 weights and, per parameter, the fp32 master."""
+    model = families.build(family)
+    (folder / "zero").mkdir(parents=True)
+    for name, parameter in model.named_parameters():
+        place = folder / "zero" / name
+        place.mkdir()
+        torch.save({"param": parameter.data.clone()}, place / "fp32.pt")
+        torch.save({"param": torch.zeros_like(parameter)}, place / "exp_avg.pt")
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    states = {"module": model.bfloat16().state_dict(), "param_shapes": [shapes], "dp_world_size": 2}
+    torch.save(states, folder / "mp_rank_00_model_states.pt")
+    model.config.save_pretrained(folder)
+    return folder
+
+
+FORMATS: dict[str, Callable[[str, Path], Path]] = {
+    "huggingface": huggingface,
+    "sharded_bf16": sharded_bf16,
+    "pytorch_bin": pytorch_bin,
+    "deepspeed_universal": deepspeed_universal,
+}
+
+EDITS = {
+    "scale": Edit("scale", 0.5),
+    "stronger": Edit("scale", 3.0),
+    "offset": Edit("offset", -1.25),
+    "target_tau": Edit("target_tau", 50.0),
+    "one_layer": Edit("scale", 0.5, layers=frozenset({0})),
+    "two_heads": Edit("scale", 0.5, heads=frozenset({0, 1})),
+    "table": Edit("table", table_key="scale", table=((0, (0.25,)),)),
+}
+
+
+def loaded(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a folder by the ecosystem's own readers, masters included."""
+    from safetensors.torch import load_file
+
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.rglob("*.safetensors")):
+        found.update(load_file(file))
+    for file in sorted([*folder.rglob("*.bin"), *folder.rglob("*.pt")]):
+        content = torch.load(file, weights_only=True)
+        content = content.get("module", content)
+        prefix = f"{file.parent.name}/{file.name}/" if "zero" in file.parts else ""
+        found.update({prefix + n: t for n, t in content.items() if torch.is_tensor(t)})
+    return found
+
+
+def expected_offset(edit: Edit, layer: int, heads: int, median_tau: float) -> np.ndarray:
+    """What an edit means for one layer, said once more in plain terms."""
+    if edit.kind == "table":
+        return np.full(heads, math.log(0.25) if layer == 0 else 0.0)
+    shift = {
+        "scale": lambda: math.log(edit.value),
+        "offset": lambda: edit.value,
+        "target_tau": lambda: math.log(median_tau / edit.value),
+    }[edit.kind]()
+    found = np.full(heads, shift)
+    if edit.layers is not None and layer not in edit.layers:
+        found[:] = 0
+    if edit.heads is not None:
+        found[[h for h in range(heads) if h not in edit.heads]] = 0
+    return found
+
+
+def is_gate(name: str) -> bool:
+    return name.endswith(("A_log", "A_log/fp32.pt/param"))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_only_the_gates_change_and_they_change_as_asked(
+    form: str, family: str, tmp_path: Path
+) -> None:
+    source = FORMATS[form](family, tmp_path / "source")
+    gates = find.find_gates(source)
+    before = loaded(source)
+    taus = np.concatenate([gates.tau(g).ravel() for g in gates.gates])
+    names = list(EDITS) if form != "deepspeed_universal" else ["scale", "two_heads", "table"]
+    plans = [edits.resolve(EDITS[n], gates, {}, force=True) for n in names]
+    for name, plan in zip(names, plans, strict=True):
+        out = tmp_path / name
+        rewrite.write_edits(gates, [plan], out, dts={})
+        artifact.verify(out)
+        after = loaded(out)
+        assert before.keys() == after.keys()
+        for tensor in before:
+            if not is_gate(tensor):
+                assert torch.equal(before[tensor], after[tensor]), (name, tensor)
+        for gate in gates.gates:
+            offset = expected_offset(EDITS[name], gate.layer, gate.n_heads, float(np.median(taus)))
+            for tensor in (t for t in before if is_gate(t)):
+                if gate.A_log.name not in tensor:
+                    continue
+                old = before[tensor].double().reshape(gate.n_heads, -1)
+                exact = old + torch.from_numpy(offset)[:, None]
+                new = after[tensor].reshape(gate.n_heads, -1)
+                if name == "target_tau":  # the median is taken in fp32
+                    ulp = torch.finfo(new.dtype).eps * exact.abs().clamp(min=1)
+                    assert ((new - exact).abs() <= ulp + 1e-6).all(), (name, tensor)
+                else:
+                    assert torch.equal(new, exact.to(new.dtype)), (name, tensor)
+        assert_no_other_byte_changed(source, out, gates)
+
+
+def assert_no_other_byte_changed(source: Path, out: Path, gates: find.Gates) -> None:
+    """Compare every file byte by byte: differences lie in A_log (and zip checksums of it)."""
+    allowed: dict[str, set[int]] = {}
+    for gate in gates.gates:
+        for tensor in (gate.A_log, *gate.masters):
+            for piece in tensor.pieces:
+                size = math.prod(piece.shape) * dtypes.itemsize(tensor.dtype)
+                spots = allowed.setdefault(piece.file, set())
+                spots.update(range(piece.start, piece.start + size))
+                for at in piece.entry.checksums if piece.entry else ():
+                    spots.update(range(at, at + 4))
+    files = {p.relative_to(source) for p in source.rglob("*") if p.is_file()}
+    written = {p.relative_to(out) for p in out.rglob("*") if p.is_file()}
+    assert written == files | {Path("manifest.json")}
+    for file in files:
+        a, b = (np.frombuffer((root / file).read_bytes(), np.uint8) for root in (source, out))
+        assert a.size == b.size, file
+        changed = set(np.flatnonzero(a != b).tolist())
+        assert changed <= allowed.get(file.as_posix(), set()), file
+    for file in (f for f in written if f.suffix in (".bin", ".pt")):
+        with zipfile.ZipFile(out / file) as archive:
+            assert archive.testzip() is None
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_logits_equal_those_of_a_model_edited_in_memory(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = families.save(family, tmp_path / "source", max_shard_size="8KB")
+    gates = find.find_gates(source)
+    plan = edits.resolve(Edit("scale", 0.3), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "out", dts={})
+    tokens = torch.arange(2, 42).remainder(families.VOCAB)[None]
+    with torch.no_grad():
+        plain = AutoModelForCausalLM.from_pretrained(source).eval()
+        unscaled = plain(input_ids=tokens).logits
+        for name, parameter in plain.named_parameters():
+            if name.endswith("A_log"):
+                parameter.copy_((parameter.double() + math.log(0.3)).float())
+        expected = plain(input_ids=tokens).logits
+        scaled = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+        assert torch.equal(scaled(input_ids=tokens).logits, expected)
+    assert not torch.equal(unscaled, expected)
+
+
+def test_several_edits_read_the_checkpoint_once_and_appear_together(tmp_path: Path) -> None:
+    source = sharded_bf16("mamba2", tmp_path / "source")
+    gates = find.find_gates(source)
+    plans = [edits.resolve(Edit("scale", s), gates, {}) for s in (0.5, 1.0, 2.0)]
+    done = rewrite.write_edits(gates, plans, tmp_path / "m", dts={})
+    assert [d.folder.name for d in done] == ["m-s0.5", "m-s1", "m-s2"]
+    for file in source.iterdir():
+        assert (tmp_path / "m-s1" / file.name).read_bytes() == file.read_bytes()
+    manifests = [artifact.read_manifest(d.folder, "hf-model") for d in done]
+    assert {m["parents"]["model"]["content_hash"] for m in manifests} == {
+        artifact.content_hash(source)
+    }
+    assert manifests[1]["content_hash"] == artifact.content_hash(source)
+    assert manifests[0]["config"]["edit"] == {
+        "kind": "scale",
+        "value": 0.5,
+        "layers": "all",
+        "heads": "all",
+    }
+    layer = manifests[2]["extra"]["gates"]["layers"][0]
+    assert layer["tau_after"] == pytest.approx(layer["tau_before"] / 2, rel=0.02)
+    for d in done:
+        artifact.verify(d.folder)
+
+
+def test_a_chain_of_edits_is_traced(tmp_path: Path) -> None:
+    source = huggingface("mamba2", tmp_path / "source")
+    previous = source
+    for name, s in (("a", 0.5), ("b", 2.0)):
+        gates = find.find_gates(previous)
+        rewrite.write_edits(
+            gates, [edits.resolve(Edit("scale", s), gates, {})], tmp_path / name, dts={}
+        )
+        manifest = artifact.read_manifest(tmp_path / name)
+        assert manifest["parents"]["model"]["content_hash"] == artifact.content_hash(previous)
+        previous = tmp_path / name
+    back, there = loaded(tmp_path / "b"), loaded(source)
+    for name in there:
+        torch.testing.assert_close(back[name], there[name], atol=2e-7, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_s_then_one_over_s_returns_within_one_spacing(dtype: torch.dtype, tmp_path: Path) -> None:
+    """One unit in the last place of the stored type, at the larger of the two magnitudes."""
+    source = families.save("mamba2", tmp_path / "source", dtype=dtype)
+    original = find.find_gates(source)
+    for s in (0.5, 0.7, 3.0, 16.0):
+        first = find.find_gates(source)
+        rewrite.write_edits(
+            first, [edits.resolve(Edit("scale", s), first, {})], tmp_path / f"a{s}", dts={}
+        )
+        second = find.find_gates(tmp_path / f"a{s}")
+        rewrite.write_edits(
+            second, [edits.resolve(Edit("scale", 1 / s), second, {})], tmp_path / f"b{s}", dts={}
+        )
+        back = find.find_gates(tmp_path / f"b{s}")
+        for a, mid, b in zip(original.gates, second.gates, back.gates, strict=True):
+            start, middle = a.values(original.checkpoint), mid.values(second.checkpoint)
+            unit = dtypes.ulp(np.maximum(np.abs(start), np.abs(middle)), a.A_log.dtype)
+            assert (np.abs(b.values(back.checkpoint) - start) <= unit).all()
+
+
+def test_rounding_is_reported(tmp_path: Path) -> None:
+    source = families.save("mamba2", tmp_path / "source", dtype=torch.bfloat16)
+    gates = find.find_gates(source)
+    (done,) = rewrite.write_edits(
+        gates, [edits.resolve(Edit("scale", 0.7), gates, {})], tmp_path / "out", dts={}
+    )
+    worst = 0.0
+    for tensor, new in loaded(tmp_path / "out").items():
+        if is_gate(tensor):
+            exact = loaded(source)[tensor].double() + math.log(0.7)
+            worst = max(worst, float((torch.exp(new.double() - exact) - 1).abs().max()))
+    rounding = done.report["rounding"]
+    assert rounding["stored_as"] == ["BF16"]
+    assert rounding["decay_rate_relative_error_max"] == pytest.approx(worst, rel=1e-3)
+    assert 1e-5 < worst < 0.01
+
+
+def test_keep_fp32_gates_widens_nothing_but_the_gates(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = sharded_bf16("mamba2", tmp_path / "source")
+    gates = find.find_gates(source)
+    plan = edits.resolve(Edit("scale", 0.7), gates, {})
+    (done,) = rewrite.write_edits(gates, [plan], tmp_path / "out", dts={}, fp32=True)
+    before, after = loaded(source), loaded(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name in before:
+        if is_gate(name):
+            exact = (before[name].double() + math.log(0.7)).float()
+            assert torch.equal(after[name], exact)
+        else:
+            assert torch.equal(after[name], before[name])
+    assert done.report["rounding"]["decay_rate_relative_error_max"] < 1e-6
+    artifact.verify(tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    name = gates.gates[0].A_log.name
+    assert torch.equal(model.get_parameter(name).data, after[name])
+    binary = pytorch_bin("mamba2", tmp_path / "bin")
+    other = find.find_gates(binary)
+    with pytest.raises(UserError, match="--keep-fp32-gates"):
+        rewrite.write_edits(
+            other, [edits.resolve(Edit("scale", 2), other, {})], tmp_path / "x", dts={}, fp32=True
+        )
+
+
+def test_link_shares_unchanged_files_and_leaves_the_input_alone(tmp_path: Path) -> None:
+    source = sharded_bf16("mamba2", tmp_path / "source")
+    gates = find.find_gates(source)
+    before = {p.name: p.read_bytes() for p in source.iterdir()}
+    plan = edits.resolve(Edit("scale", 0.5, layers=frozenset({1})), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "out", dts={}, link=True)
+    changed = {gates.gates[1].A_log.pieces[0].file}
+    for name in before:
+        same = (source / name).samefile(tmp_path / "out" / name)
+        assert same == (name not in changed), name
+    assert {p.name: p.read_bytes() for p in source.iterdir()} == before
+    artifact.verify(tmp_path / "out")
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = huggingface("mamba2", tmp_path / "source")
+    before = {p.name: p.read_bytes() for p in source.iterdir()}
+    gates = find.find_gates(source)
+    plans = [edits.resolve(Edit("scale", s), gates, {}) for s in (0.5, 2.0)]
+    written = 0
+    real = patching._write_file
+
+    def full(*args: object) -> None:
+        nonlocal written
+        written += 1
+        if written == 2:
+            raise OSError(28, "No space left on device", "model.safetensors")
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(patching, "_write_file", full)
+    with pytest.raises(UserError, match=r"No space left on device; nothing was written"):
+        rewrite.write_edits(gates, plans, tmp_path / "out", dts={})
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+    assert {p.name: p.read_bytes() for p in source.iterdir()} == before
+
+
+def test_a_hub_cache_snapshot_of_links_is_copied_for_real(tmp_path: Path) -> None:
+    stored = huggingface("mamba2", tmp_path / "blobs")
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    for file in stored.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    gates = find.find_gates(snapshot)
+    rewrite.write_edits(
+        gates, [edits.resolve(Edit("scale", 2), gates, {})], tmp_path / "out", dts={}
+    )
+    shutil.rmtree(stored)
+    assert not any(p.is_symlink() for p in (tmp_path / "out").iterdir())
+    artifact.verify(tmp_path / "out")
+
+
+def test_hashes_are_taken_over_from_a_manifest_only_while_it_holds(tmp_path: Path) -> None:
+    source = huggingface("mamba2", tmp_path / "source")
+    gates = find.find_gates(source)
+    rewrite.write_edits(gates, [edits.resolve(Edit("scale", 2), gates, {})], tmp_path / "a", dts={})
+    known = patching.known_hashes(tmp_path / "a")
+    assert set(known) == {p.name for p in source.iterdir()}
+    config = tmp_path / "a" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"note": 1}))
+    assert "config.json" not in patching.known_hashes(tmp_path / "a")
+
+
+def test_output_inside_the_input_is_refused(tmp_path: Path) -> None:
+    source = huggingface("mamba2", tmp_path / "source")
+    gates = find.find_gates(source)
+    plan = edits.resolve(Edit("scale", 2), gates, {})
+    with pytest.raises(UserError, match="lies inside the checkpoint"):
+        rewrite.write_edits(gates, [plan], source / "out", dts={})
+    with pytest.raises(UserError, match="asked for twice"):
+        rewrite.write_edits(gates, [plan, plan], tmp_path / "out", dts={})

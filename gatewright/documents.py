@@ -24,8 +24,10 @@ from gatewright.errors import UserError
 COMPRESSION = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 ROWS = (".jsonl", ".ndjson", ".json")
 READ_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 28
-"""Longest line that is held in memory (256 MiB); a longer one is a bad line."""
+HASHED_BYTES = 1 << 30
+"""Inputs up to this size are hashed whole for the manifest of what is made of them."""
+MAX_LINE_BYTES = 1 << 26
+"""Longest line that is held in memory (64 MiB); a longer one is a bad line."""
 
 
 @dataclasses.dataclass
@@ -98,6 +100,23 @@ def find_shards(patterns: Sequence[str | Path], flag: str) -> list[Path]:
             raise UserError(f"{flag} {pattern}: holds no .jsonl[.gz|.zst|.zstd] or .parquet file")
         shards.update(dict.fromkeys(found))
     return list(shards)
+
+
+def input_parents(patterns: Sequence[str | Path]) -> dict[str, Path]:
+    """Return the inputs whose content a manifest can afford to name by hash.
+
+    Finished folders answer from their own manifest; other files and folders are hashed if
+    they are small.  A published corpus of terabytes is left to its list of shards.
+    """
+    parents: dict[str, Path] = {}
+    for i, path in enumerate(map(Path, patterns)):
+        if (path / "manifest.json").is_file():
+            parents[f"input/{i}"] = path
+        elif path.exists():
+            files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+            if sum(p.stat().st_size for p in files) <= HASHED_BYTES:
+                parents[f"input/{i}"] = path
+    return parents
 
 
 def chunks(path: Path, consumed: Callable[[int], None] | None = None) -> Iterator[bytes]:

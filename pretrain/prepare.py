@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from gatewright import artifact, cli
-from gatewright.documents import find_shards
+from gatewright.documents import find_shards, input_parents
 from gatewright.errors import UserError
 from gatewright.runlog import progress
 from pretrain import corpus_blend, corpus_encoder
@@ -196,9 +196,13 @@ def main(args: Args) -> None:
         raise UserError(f"--tokenizer {args.tokenizer}: no such folder")
     _, vocab_size, eod_id = corpus_encoder.load(args.tokenizer)
     dtype = token_dtype(vocab_size)
-    parents = {"tokenizer": args.tokenizer}
-    parents.update({f"input/{i}": Path(p) for i, p in enumerate(args.input) if Path(p).exists()})
-    extra: dict[str, Any] = {"vocab_size": vocab_size, "eod_id": eod_id, "dtype": dtype.name}
+    parents = {"tokenizer": args.tokenizer, **input_parents(args.input)}
+    extra: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "eod_id": eod_id,
+        "dtype": dtype.name,
+        "shards": [[str(s), s.stat().st_size] for part in parts for s in part.shards],
+    }
     with only_one(args.out):
         work = work_folder(args, parts)
         merge = Merge(work, parts, vocab_size)
@@ -217,9 +221,10 @@ def main(args: Args) -> None:
                 shutil.rmtree(work)  # nothing worth continuing
             raise
         shutil.rmtree(work)
+    per_token = extra["text_bytes"] / extra["tokens"]
     print(
         f"{args.out}: {extra['tokens']:,} tokens of {extra['documents']:,} documents in "
-        f"{len(shards)} shards, {extra['text_bytes'] / max(extra['tokens'], 1):.2f} bytes a token, "
+        f"{len(extra['shards'])} shards, {per_token:.2f} bytes a token, "
         f"unigram entropy {extra['unigram_entropy_nats']:.4f} nats"
     )
     if extra["bad_lines"]:

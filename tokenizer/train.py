@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gatewright import artifact, cli
-from gatewright.documents import BadLines, documents, find_shards
+from gatewright.documents import BadLines, documents, find_shards, input_parents
 from gatewright.errors import UserError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def main(args: Args) -> None:
     shards = find_shards(args.corpus, "--corpus")
     bad = BadLines(args.skip_bad_lines)
     sample = Sample(shards, int(args.max_mb * 1e6), args.text_field, bad)
-    parents = {f"corpus/{i}": Path(p) for i, p in enumerate(args.corpus) if Path(p).exists()}
+    parents = input_parents(args.corpus)
     extra: dict[str, Any] = {}
     with artifact.create(
         args.out, kind="tokenizer", config=args, parents=parents, extra=extra

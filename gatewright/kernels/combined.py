@@ -15,6 +15,7 @@ from gatewright.kernels import backend
 from gatewright.kernels.conv import causal_conv1d, conv1d_step
 from gatewright.kernels.native import conv as native_conv
 from gatewright.kernels.native import mixer as native_mixer
+from gatewright.kernels.native import norm as native_norm
 from gatewright.kernels.native import ssd as native_ssd
 from gatewright.kernels.norm import gated_rms_norm
 from gatewright.kernels.ssd import ssd_scan
@@ -136,7 +137,8 @@ def mamba_split_conv1d_scan_combined(
         and zxbcdt.dtype != torch.float16
         and zxbcdt.numel() > 0
         and activation in ("silu", "swish")
-        and conv1d_weight.shape[1] in native_conv.WIDTHS
+        and native_conv.takes(conv1d_weight)
+        and native_norm.takes(h * p // ngroups)
         and p <= native_ssd.MAX_HEAD_DIM
         and initial_states is None
         and not return_final_states

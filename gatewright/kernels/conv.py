@@ -59,7 +59,7 @@ def _convolve(
 ) -> Tensor:
     library = backend.native_for(x)
     needs = initial is not None and initial.requires_grad and torch.is_grad_enabled()
-    if library is None or needs or weight.shape[1] not in native.WIDTHS or not x.numel():
+    if library is None or needs or not native.takes(weight) or not x.numel():
         return _Conv.apply(x, weight, bias, initial, seq_idx, silu)
     rows = x.transpose(1, 2)
     past = None if initial is None else initial.transpose(1, 2).float().contiguous()

@@ -31,7 +31,7 @@ def gated_rms_norm(
     if x.shape[-1] % size:
         raise ValueError(f"group_size {size} does not divide {x.shape[-1]} channels")
     library = backend.native_for(x, z)
-    if library is not None and x.dtype != torch.float16:
+    if library is not None and x.dtype != torch.float16 and native.takes(size):
         return native.Norm.apply(library, x, weight, z, eps, size, norm_before_gate)
     return _GatedRMSNorm.apply(x, weight, z, eps, size, norm_before_gate)
 
@@ -39,11 +39,10 @@ def gated_rms_norm(
 def silu_gate(y: Tensor, z: Tensor) -> Tensor:
     """Return y * silu(z), computed in fp32 at least, in the dtype of y."""
     library = backend.native_for(y, z)
-    if library is not None and y.dtype != torch.float16 and y.numel():
-        flat = native.Norm.apply(
-            library, y.flatten(2), None, z.flatten(2), 0.0, y.shape[2:].numel(), False
-        )
-        return flat.view(y.shape)
+    width = y.shape[2:].numel()
+    if library is not None and y.dtype != torch.float16 and y.numel() and native.takes(width):
+        rows = (y.flatten(2), None, z.flatten(2))
+        return native.Norm.apply(library, *rows, 0.0, width, False).view(y.shape)
     acc = torch.float64 if y.dtype == torch.float64 else torch.float32
     return (y.to(acc) * F.silu(z.to(acc))).to(y.dtype)
 

@@ -1,7 +1,12 @@
 // Causal depthwise convolution with an optional SiLU over (b, l, d), channels contiguous.
 //
-// One unit of work is a batch row and a block of channels; it walks along the tokens.  The
-// backward pass recomputes the pre-activation from x instead of keeping it.
+// One unit of work is a batch row and a block of channels.  It goes through tiles of tokens,
+// and in a tile through one vector of channels after the other: taps, recent inputs and sums
+// of gradients then stay in registers, and each input is read once.  The backward pass
+// recomputes the pre-activation from x instead of keeping it.
+//
+// There are at least VW channels; the last vector of a block may overlap the one before, which
+// then computes the same values twice.
 
 #include <algorithm>
 #include <cstdlib>
@@ -32,172 +37,168 @@ struct ConvArgs {
 namespace {
 
 constexpr int CHANNELS = 256;  // per unit
-constexpr int FLUSH = 256;     // tokens between moves of fp32 sums into double ones
+constexpr int TILE = 64;       // tokens
+constexpr int VECTORS = CHANNELS / VW;
 
-// W - 1 rows of history before the first token, in fp32.
 template <int W, typename T>
 struct Conv {
   const ConvArgs &a;
   int64_t b;
-  int c0, n;  // channels c0 .. c0 + n
+  int c0, n, vectors;  // channels c0 .. c0 + n
   const T *x;
   const int32_t *seg;
-  alignas(64) float past[W - 1][CHANNELS];
+  // mask[k][i]: 1 if token i of the tile and the one k before are of one segment
+  float mask[W][TILE];
 
   Conv(const ConvArgs &args, int64_t unit) : a(args) {
     int64_t blocks = (a.channels + CHANNELS - 1) / CHANNELS;
     b = unit / blocks;
     c0 = (int)(unit % blocks) * CHANNELS;
     n = (int)std::min<int64_t>(CHANNELS, a.channels - c0);
+    if (n < VW) c0 -= VW - n, n = VW;
+    vectors = (n + VW - 1) / VW;
     x = (const T *)a.x + b * a.x_b + c0;
     seg = a.segment ? a.segment + b * a.length : nullptr;
-    memset(past, 0, sizeof past);
-    if (a.initial)
-      for (int k = 0; k < W - 1; k++)
-        memcpy(past[k], a.initial + (b * (W - 1) + k) * a.channels + c0, n * sizeof(float));
   }
 
-  // Taps 0 .. reach(t) look at inputs of t's own segment.
-  int reach(int64_t t) const {
-    if (!seg) return W - 1;
-    int k = 0;
-    while (k < W - 1) {
-      int64_t s = t - k - 1;
-      if (s < 0 ? seg[t] != 0 : seg[s] != seg[t]) break;
-      k++;
-    }
-    return k;
+  int column(int v) const { return std::min(v * VW, n - VW); }
+
+  vf tap(int k, int j) const { return load(a.weight + (W - 1 - k) * a.channels + c0 + j); }
+  vf bias(int j) const { return a.bias ? load(a.bias + c0 + j) : vf{}; }
+
+  // The input before the sequence's first, back in 1 .. W-1.
+  vf before(int back, int j) const {
+    if (!a.initial) return vf{};
+    return load(a.initial + (b * (W - 1) + W - 1 - back) * a.channels + c0 + j);
+  }
+  vf input(int64_t t, int j) const {
+    return t >= 0 ? load(x + t * a.x_l + j) : before((int)-t, j);
   }
 
-  // The input k tokens before t, channel j on (VW of them).
-  __attribute__((always_inline)) inline vf input(int64_t t, int k, int j) const {
-    int64_t s = t - k;
-    return s >= 0 ? load(x + s * a.x_l + j) : load(past[s + W - 1] + j);
-  }
-  __attribute__((always_inline)) inline float input1(int64_t t, int k, int j) const {
-    int64_t s = t - k;
-    return s >= 0 ? to_float(x[s * a.x_l + j]) : past[s + W - 1][j];
-  }
-  const float *tap(int k) const { return a.weight + (W - 1 - k) * a.channels + c0; }
-
-  __attribute__((always_inline)) inline vf pre(int64_t t, int limit, int j) const {
-    vf v = a.bias ? load(a.bias + c0 + j) : vf{};
-#pragma GCC unroll 8
-    for (int k = 0; k < W; k++)
-      if (k <= limit) v += load(tap(k) + j) * input(t, k, j);
-    return v;
-  }
-  float pre1(int64_t t, int limit, int j) const {
-    float v = a.bias ? a.bias[c0 + j] : 0;
-    for (int k = 0; k <= limit; k++) v += tap(k)[j] * input1(t, k, j);
-    return v;
-  }
-
-  void forward() const {
-    for (int64_t t = 0; t < a.length; t++) {
-      T *y = (T *)a.y + b * a.y_b + t * a.y_l + c0;
-      int limit = reach(t), j = 0;
-      if (limit == W - 1 && t >= W - 1) {
-        for (; j + VW <= n; j += VW) {
-          vf v = pre_inside(t, j);
-          store(y + j, a.silu ? v * vsigmoid(v) : v);
-        }
-      } else {
-        for (; j + VW <= n; j += VW) {
-          vf v = pre(t, limit, j);
-          store(y + j, a.silu ? v * vsigmoid(v) : v);
-        }
+  void fill_masks(int64_t t0, int count) {
+    for (int k = 1; k < W; k++)
+      for (int i = 0; i < count; i++) {
+        int64_t t = t0 + i, s = t - k;
+        mask[k][i] = seg && (s < 0 ? seg[t] != 0 : seg[s] != seg[t]) ? 0.0f : 1.0f;
       }
-      for (; j < n; j++) {
-        float v = pre1(t, limit, j);
-        from_float(y + j, a.silu ? v * vsigmoid(splat(v))[0] : v);
+  }
+
+  template <bool SEG, bool SILU>
+  void forward_tile(int64_t t0, int count) const {
+    for (int v = 0; v < vectors; v++) {
+      int j = column(v);
+      vf w[W], past[W];
+      for (int k = 0; k < W; k++) w[k] = tap(k, j);
+      for (int k = 1; k < W; k++) past[k] = input(t0 - k, j);
+      vf bias_j = bias(j);
+      const T *in = x + t0 * a.x_l + j;
+      T *out = (T *)a.y + b * a.y_b + t0 * a.y_l + c0 + j;
+      int64_t x_l = a.x_l, y_l = a.y_l;
+      for (int i = 0; i < count; i++, in += x_l, out += y_l) {
+        __builtin_prefetch(in + 2 * VW);
+        past[0] = load(in);
+        vf s = bias_j + w[0] * past[0];
+#pragma GCC unroll 4
+        for (int k = 1; k < W; k++) s += w[k] * (SEG ? past[k] * mask[k][i] : past[k]);
+        store(out, SILU ? s * vsigmoid(s) : s);
+#pragma GCC unroll 4
+        for (int k = W - 1; k > 0; k--) past[k] = past[k - 1];
       }
     }
   }
 
-  // pre() where every tap is inside the sequence and the segment: no branches.
-  __attribute__((always_inline)) inline vf pre_inside(int64_t t, int j) const {
-    vf v = a.bias ? load(a.bias + c0 + j) : vf{};
-#pragma GCC unroll 8
-    for (int k = 0; k < W; k++) v += load(tap(k) + j) * load(x + (t - k) * a.x_l + j);
-    return v;
+  void forward() {
+    for (int64_t t0 = 0; t0 < a.length; t0 += TILE) {
+      int count = (int)std::min<int64_t>(TILE, a.length - t0);
+      if (seg) {
+        fill_masks(t0, count);
+        a.silu ? forward_tile<true, true>(t0, count) : forward_tile<true, false>(t0, count);
+      } else {
+        a.silu ? forward_tile<false, true>(t0, count) : forward_tile<false, false>(t0, count);
+      }
+    }
   }
 
-  void backward() const {
-    // dpre of the last W tokens, and how far each of them reaches back
-    alignas(64) float ring[W][CHANNELS] = {};
-    alignas(64) float dw[W][CHANNELS] = {}, db[CHANNELS] = {};
-    int limits[W] = {};
-    double *dweight = a.dweight + b * W * a.channels + c0;
-    double *dbias = a.dbias ? a.dbias + b * a.channels + c0 : nullptr;
-    for (int k = 0; k < W; k++) std::fill_n(dweight + k * a.channels, n, 0.0);
-    if (dbias) std::fill_n(dbias, n, 0.0);
-    for (int64_t t = 0; t < a.length + W - 1; t++) {
-      if (t < a.length) {
-        const T *dy = (const T *)a.dy + b * a.dy_b + t * a.dy_l + c0;
-        float *dpre = ring[t % W];
-        int limit = limits[t % W] = reach(t), j = 0;
-        bool inside = limit == W - 1 && t >= W - 1;
-        for (; j + VW <= n; j += VW) {
-          vf g = load(dy + j);
-          if (a.silu) {
-            vf v = inside ? pre_inside(t, j) : pre(t, limit, j), s = vsigmoid(v);
-            g *= s * (1.0f + v * (1.0f - s));
-          }
-          store(dpre + j, g);
-          store(db + j, load(db + j) + g);
-          if (inside) {
-#pragma GCC unroll 8
-            for (int k = 0; k < W; k++)
-              store(dw[k] + j, load(dw[k] + j) + g * load(x + (t - k) * a.x_l + j));
-          } else {
-            for (int k = 0; k <= limit; k++)
-              store(dw[k] + j, load(dw[k] + j) + g * input(t, k, j));
-          }
+  // What one vector of channels carries from tile to tile.
+  struct Carry {
+    vf terms[W];  // terms[k]: sum so far of dx of the k-th last token
+    vf dw[W], db;
+    double dw_total[W][VW], db_total[VW];
+  };
+
+  template <bool SEG, bool SILU>
+  void backward_tile(int64_t t0, int count, Carry *carry) const {
+    for (int v = 0; v < vectors; v++) {
+      int j = column(v);
+      vf w[W], past[W], open[W], dw[W] = {}, db = {};
+      for (int k = 0; k < W; k++) w[k] = tap(k, j), open[k] = carry[v].terms[k];
+      for (int k = 1; k < W; k++) past[k] = input(t0 - k, j);
+      vf bias_j = bias(j);
+      const T *in = x + t0 * a.x_l + j;
+      const T *grad = (const T *)a.dy + b * a.dy_b + t0 * a.dy_l + c0 + j;
+      T *out = (T *)a.dx + b * a.dx_b + (t0 - (W - 1)) * a.dx_l + c0 + j;
+      int64_t x_l = a.x_l, dy_l = a.dy_l, dx_l = a.dx_l;
+      for (int i = 0; i < count; i++, in += x_l, grad += dy_l, out += dx_l) {
+        __builtin_prefetch(in + 2 * VW);
+        __builtin_prefetch(grad + 2 * VW);
+        past[0] = load(in);
+        vf seen[W];
+        vf s = bias_j;
+#pragma GCC unroll 4
+        for (int k = 0; k < W; k++) {
+          seen[k] = SEG && k ? past[k] * mask[k][i] : past[k];
+          s += w[k] * seen[k];
         }
-        for (; j < n; j++) {
-          float g = to_float(dy[j]);
-          if (a.silu) {
-            float v = pre1(t, limit, j), s = vsigmoid(splat(v))[0];
-            g *= s * (1.0f + v * (1.0f - s));
-          }
-          dpre[j] = g;
-          db[j] += g;
-          for (int k = 0; k <= limit; k++) dw[k][j] += g * input1(t, k, j);
+        vf g = load(grad);
+        if (SILU) {
+          vf q = vsigmoid(s);
+          g *= q * (1.0f + s * (1.0f - q));
         }
+        db += g;
+        // open[k] belongs to the token k before; this one is its last term when k = W - 1
+#pragma GCC unroll 4
+        for (int k = 0; k < W; k++) {
+          dw[k] += g * seen[k];
+          vf term = w[k] * (SEG && k ? g * mask[k][i] : g);
+          open[k] = k ? open[k] + term : term;
+        }
+        if (t0 + i >= W - 1) store(out, open[W - 1]);
+#pragma GCC unroll 4
+        for (int k = W - 1; k > 0; k--) past[k] = past[k - 1], open[k] = open[k - 1];
+      }
+      for (int k = 0; k < W; k++) {
+        carry[v].terms[k] = open[k];
+        for (int i = 0; i < VW; i++) carry[v].dw_total[k][i] += dw[k][i];
+      }
+      for (int i = 0; i < VW; i++) carry[v].db_total[i] += db[i];
+    }
+  }
+
+  void backward() {
+    alignas(64) static thread_local Carry carry[VECTORS];
+    memset((void *)carry, 0, sizeof carry);
+    for (int64_t t0 = 0; t0 < a.length; t0 += TILE) {
+      int count = (int)std::min<int64_t>(TILE, a.length - t0);
+      if (seg) {
+        fill_masks(t0, count);
+        a.silu ? backward_tile<true, true>(t0, count, carry)
+               : backward_tile<true, false>(t0, count, carry);
       } else {
-        limits[t % W] = -1;
+        a.silu ? backward_tile<false, true>(t0, count, carry)
+               : backward_tile<false, false>(t0, count, carry);
       }
-      int64_t s = t - (W - 1);  // all tokens that look at s are known now
-      if (s >= 0) {
-        T *dx = (T *)a.dx + b * a.dx_b + s * a.dx_l + c0;
-        bool all = true;
-        for (int k = 0; k < W; k++) all &= k <= limits[(s + k) % W];
-        int j = 0;
-        for (; j + VW <= n; j += VW) {
-          vf v = {};
-#pragma GCC unroll 8
-          for (int k = 0; k < W; k++)
-            if (all || k <= limits[(s + k) % W])
-              v += load(tap(k) + j) * load(ring[(s + k) % W] + j);
-          store(dx + j, v);
-        }
-        for (; j < n; j++) {
-          float v = 0;
-          for (int k = 0; k < W; k++)
-            if (k <= limits[(s + k) % W]) v += tap(k)[j] * ring[(s + k) % W][j];
-          from_float(dx + j, v);
-        }
-      }
-      if (t % FLUSH == FLUSH - 1 || t == a.length + W - 2) {
-        for (int k = 0; k < W; k++)
-          for (int j = 0; j < n; j++)
-            dweight[(W - 1 - k) * a.channels + j] += dw[k][j], dw[k][j] = 0;
-        for (int j = 0; j < n; j++) {
-          if (dbias) dbias[j] += db[j];
-          db[j] = 0;
-        }
-      }
+    }
+    for (int v = 0; v < vectors; v++) {
+      int j = column(v);
+      // after the last shift, terms[k] belongs to the k-th last token (k = 1 is the last)
+      for (int k = 1; k < W; k++)
+        if (a.length - k >= 0)
+          store((T *)a.dx + b * a.dx_b + (a.length - k) * a.dx_l + c0 + j, carry[v].terms[k]);
+      for (int k = 0; k < W; k++)
+        memcpy(a.dweight + (b * W + W - 1 - k) * a.channels + c0 + j, carry[v].dw_total[k],
+               sizeof carry[v].dw_total[k]);
+      if (a.dbias)
+        memcpy(a.dbias + b * a.channels + c0 + j, carry[v].db_total, sizeof carry[v].db_total);
     }
   }
 };

@@ -10,7 +10,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
-WIDTHS = (2, 3, 4)  # the C++ code is compiled for these
+_WIDTHS = (2, 3, 4)  # the C++ code is compiled for these
+_VECTOR = 16  # channels at least, so that one vector fits
+
+
+def takes(weight: Tensor) -> bool:
+    """Say whether the C++ code is made for this weight (d, w)."""
+    return weight.shape[1] in _WIDTHS and weight.shape[0] >= _VECTOR
 
 
 def _strided(name: str) -> list[tuple[str, Any]]:

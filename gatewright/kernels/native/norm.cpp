@@ -33,128 +33,113 @@ struct NormArgs {
 
 namespace {
 
-template <typename T>
+enum Gate { NONE, BEFORE, AFTER };
+
+// One row after the other, each read once from memory: the first pass over it leaves what the
+// second needs in scratch.  Groups are whole numbers of vectors.
+template <typename T, Gate GATE>
 struct Norm {
   const NormArgs &a;
   int d, group;
-  // scratch rows of one thread
-  float *v, *gate, *g;
-  explicit Norm(const NormArgs &args, float *scratch) : a(args) {
+  float *v, *gate, *slope;  // scratch rows
+
+  Norm(const NormArgs &args, float *scratch, size_t stride) : a(args) {
     d = (int)a.channels, group = (int)a.group;
-    int stride = (d + 15) / 16 * 16;
-    v = scratch, gate = v + stride, g = gate + stride;
+    v = scratch, gate = v + stride, slope = gate + stride;
   }
 
-  static void widen(int n, const T *src, float *dst) {
-    int j = 0;
-    for (; j + VW <= n; j += VW) store(dst + j, load(src + j));
-    for (; j < n; j++) dst[j] = to_float(src[j]);
-  }
-  static void narrow(int n, const float *src, T *dst) {
-    int j = 0;
-    for (; j + VW <= n; j += VW) store(dst + j, load(src + j));
-    for (; j < n; j++) from_float(dst + j, src[j]);
+  float scale_of(vf squares) const {
+    return 1.0f / std::sqrt(sum(squares) / group + (float)a.eps);
   }
 
-  // gate = silu(z); with slope, g2 = d silu / dz
-  void read_gate(int64_t r, float *slope) {
-    const T *z = (const T *)a.z + r * a.z_r;
-    widen(d, z, gate);
-    for (int j = 0; j < d; j += VW) {  // rows are padded, so whole vectors are safe
-      vf q = load(gate + j), s = vsigmoid(q);
-      if (slope) store(slope + j, s * (1.0f + q * (1.0f - s)));
-      store(gate + j, q * s);
-    }
-  }
-
-  // Two partial sums hide the latency of additions.
-  static float mean_square(int n, const float *p) {
-    vf s0 = {}, s1 = {};
-    int j = 0;
-    for (; j + 2 * VW <= n; j += 2 * VW) {
-      s0 += load(p + j) * load(p + j);
-      s1 += load(p + j + VW) * load(p + j + VW);
-    }
-    float rest = 0;
-    for (; j < n; j++) rest += p[j] * p[j];
-    return (sum(s0 + s1) + rest) / n;
-  }
-
-  void multiply(float *p, const float *q) const {
-    for (int j = 0; j < d; j += VW) store(p + j, load(p + j) * load(q + j));
-  }
-
-  void forward(int64_t r) {
-    widen(d, (const T *)a.x + r * a.x_r, v);
-    if (a.z) read_gate(r, nullptr);
-    if (a.z && !a.gate_after) multiply(v, gate);
-    if (a.eps >= 0)
-      for (int s = 0; s < d; s += group) {
-        float scale = 1.0f / std::sqrt(mean_square(group, v + s) + (float)a.eps);
-        int j = s, end = s + group;
-        for (; j + VW <= end; j += VW) store(v + j, load(v + j) * scale * load(a.weight + j));
-        for (; j < end; j++) v[j] *= scale * a.weight[j];
+  void forward(int64_t r) const {
+    const T *__restrict x = (const T *)a.x + r * a.x_r, *__restrict z = (const T *)a.z + r * a.z_r;
+    T *__restrict y = (T *)a.y + r * a.y_r;
+    const float *__restrict w = a.weight;
+    if (a.eps < 0) {
+      for (int j = 0; j < d; j += VW) {
+        vf q = load(z + j);
+        store(y + j, load(x + j) * (q * vsigmoid(q)));
       }
-    if (a.z && a.gate_after) multiply(v, gate);
-    narrow(d, v, (T *)a.y + r * a.y_r);
-  }
-
-  void backward(int64_t r, float *slope, float *x, float *dweight) {
-    widen(d, (const T *)a.x + r * a.x_r, x);
-    widen(d, (const T *)a.dy + r * a.dy_r, g);
-    memcpy(v, x, sizeof(float) * d);
-    if (a.z) read_gate(r, slope);
-    if (a.z && !a.gate_after) multiply(v, gate);
-    // from here g is the gradient of what came out last, v what went into the norm
-    for (int s = 0; a.eps >= 0 && s < d; s += group) {
-      float scale = 1.0f / std::sqrt(mean_square(group, v + s) + (float)a.eps);
-      vf dots = {};
-      float rest = 0;
-      int j = s, end = s + group;
-      // v := normalised, g := gradient of normalised
-      for (; j + VW <= end; j += VW) {
-        vf n = load(v + j) * scale, go = load(g + j), w = load(a.weight + j);
-        if (a.z && a.gate_after) {
-          store(slope + j, load(slope + j) * go * n * w);  // dz
-          go *= load(gate + j);
+      return;
+    }
+    float *__restrict scratch = v;
+    for (int s = 0; s < d; s += group) {
+      vf squares = {};
+      for (int j = s; j < s + group; j += VW) {
+        vf u = load(x + j);
+        if (GATE == BEFORE) {
+          vf q = load(z + j);
+          u *= q * vsigmoid(q);
         }
-        store(dweight + j, load(dweight + j) + go * n);
-        go *= w;
-        dots += go * n;
-        store(v + j, n);
-        store(g + j, go);
+        store(scratch + j, u);
+        squares += u * u;
       }
-      for (; j < end; j++) {
-        float n = v[j] * scale, go = g[j];
-        if (a.z && a.gate_after) {
-          slope[j] *= go * n * a.weight[j];
-          go *= gate[j];
+      float scale = scale_of(squares);
+      for (int j = s; j < s + group; j += VW) {
+        vf u = load(scratch + j) * scale * load(w + j);
+        if (GATE == AFTER) {
+          vf q = load(z + j);
+          u *= q * vsigmoid(q);
         }
-        dweight[j] += go * n;
-        go *= a.weight[j];
-        rest += go * n;
-        v[j] = n;
-        g[j] = go;
+        store(y + j, u);
       }
-      float mean = (sum(dots) + rest) / group;
-      j = s;
-      for (; j + VW <= end; j += VW)
-        store(g + j, (load(g + j) - load(v + j) * mean) * scale);
-      for (; j < end; j++) g[j] = (g[j] - v[j] * mean) * scale;
     }
-    if (a.z && !a.gate_after) {
-      multiply(slope, g);
-      multiply(slope, x);
-      multiply(g, gate);
+  }
+
+  void backward(int64_t r, float *__restrict dweight) const {
+    const T *__restrict x = (const T *)a.x + r * a.x_r, *__restrict z = (const T *)a.z + r * a.z_r;
+    const T *__restrict dy = (const T *)a.dy + r * a.dy_r;
+    T *__restrict dx = (T *)a.dx + r * a.dx_r, *__restrict dz = (T *)a.dz + r * a.dz_r;
+    const float *__restrict w = a.weight;
+    if (a.eps < 0) {
+      for (int j = 0; j < d; j += VW) {
+        vf q = load(z + j), s = vsigmoid(q), g = load(dy + j);
+        vf xj = load(x + j);
+        store(dx + j, g * (q * s));
+        store(dz + j, g * xj * (s * (1.0f + q * (1.0f - s))));
+      }
+      return;
     }
-    narrow(d, g, (T *)a.dx + r * a.dx_r);
-    if (a.z) narrow(d, slope, (T *)a.dz + r * a.dz_r);
+    float *__restrict u_row = v, *__restrict gates = gate, *__restrict slopes = slope;
+    for (int s0 = 0; s0 < d; s0 += group) {
+      // u goes into the norm, g comes back to what leaves it; sums of u^2 and of g w u
+      vf squares = {}, dots = {};
+      for (int j = s0; j < s0 + group; j += VW) {
+        vf u = load(x + j), g = load(dy + j);
+        if (GATE != NONE) {
+          vf q = load(z + j), s = vsigmoid(q);
+          store(gates + j, q * s);
+          store(slopes + j, s * (1.0f + q * (1.0f - s)));
+          if (GATE == BEFORE) u *= q * s;
+          if (GATE == AFTER) g *= q * s;
+        }
+        store(u_row + j, u);
+        squares += u * u;
+        dots += g * load(w + j) * u;
+      }
+      float scale = scale_of(squares), pull = sum(dots) * scale * scale / group;
+      for (int j = s0; j < s0 + group; j += VW) {
+        vf u = load(u_row + j), g0 = load(dy + j), g = g0;
+        if (GATE == AFTER) g *= load(gates + j);
+        vf wj = load(w + j);
+        store(dweight + j, load(dweight + j) + g * u * scale);
+        if (GATE == AFTER) store(dz + j, g0 * (u * scale) * wj * load(slopes + j));
+        vf du = (g * wj - u * pull) * scale;
+        if (GATE == BEFORE) {
+          vf xj = load(x + j);
+          store(dz + j, du * xj * load(slopes + j));
+          du *= load(gates + j);
+        }
+        store(dx + j, du);
+      }
+    }
   }
 };
 
 constexpr int64_t ROWS = 64;  // per unit
 
-template <typename T>
+template <typename T, Gate GATE>
 void run(const NormArgs &a, bool backward) {
   int64_t units = (a.rows + ROWS - 1) / ROWS;
   int threads = (int)std::min<int64_t>(a.threads, units);
@@ -162,11 +147,10 @@ void run(const NormArgs &a, bool backward) {
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     thread_local Scratch scratch;
-    scratch.begin(6 * stride);
-    float *rows = scratch.take(3 * stride);
-    float *slope = scratch.take(stride), *x = scratch.take(stride), *dw = scratch.take(stride);
-    memset(rows, 0, 6 * stride * sizeof(float));
-    Norm<T> norm(a, rows);
+    scratch.begin(4 * stride);
+    Norm<T, GATE> norm(a, scratch.take(3 * stride), stride);
+    float *dw = scratch.take(stride);
+    memset(dw, 0, stride * sizeof(float));
     double *dweight = a.dweight ? a.dweight + omp_get_thread_num() * a.channels : nullptr;
     // static: the order of sums, and so the result, is the same in every run
 #pragma omp for schedule(static)
@@ -174,7 +158,7 @@ void run(const NormArgs &a, bool backward) {
       int64_t end = std::min((i + 1) * ROWS, a.rows);
       for (int64_t r = i * ROWS; r < end; r++) {
         if (backward)
-          norm.backward(r, slope, x, dw);
+          norm.backward(r, dw);
         else
           norm.forward(r);
       }
@@ -182,6 +166,13 @@ void run(const NormArgs &a, bool backward) {
         for (int64_t j = 0; j < a.channels; j++) dweight[j] += dw[j], dw[j] = 0;
     }
   }
+}
+
+template <typename T>
+void run(const NormArgs &a, bool backward) {
+  if (!a.z) run<T, NONE>(a, backward);
+  if (a.z && !a.gate_after) run<T, BEFORE>(a, backward);
+  if (a.z && a.gate_after) run<T, AFTER>(a, backward);
 }
 
 }  // namespace

@@ -11,6 +11,12 @@ from torch.autograd import Function
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 NO_NORM = -1.0  # as eps: only the gate
+_VECTOR = 16  # groups are whole numbers of the widest vectors
+
+
+def takes(group: int) -> bool:
+    """Say whether the C++ code is made for groups of this many channels."""
+    return group % _VECTOR == 0
 
 
 class NormArgs(ctypes.Structure):

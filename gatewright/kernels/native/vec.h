@@ -81,30 +81,38 @@ INLINE vi lanes(int s) {
   return vi{0, 1, 2, 3} + s;
 #endif
 }
-INLINE vf select(vi mask, vf a, vf b) { return (vf)(((vi)a & mask) | ((vi)b & ~mask)); }
+INLINE vf select(vi mask, vf a, vf b) { return mask ? a : b; }
 
-// exp with an error of about one unit in the last place; 0 below the smallest normal float.
-INLINE vf vexp(vf x) {
-  vi tiny = (vi)(x < -87.33f);
-  x = select((vi)(x < -87.33f), splat(-87.33f), x);
-  x = select((vi)(x > 88.7f), splat(88.7f), x);
+// exp with an error of about one unit in the last place, for x in [-87.3, 88.7].
+INLINE vf vexp_inside(vf x) {
   const float shift = 12582912.0f;  // 1.5 * 2^23 rounds to the nearest integer
   vf k = (x * 1.44269504088896341f + shift) - shift;
   vf r = x - k * 0.693359375f;
   r = r - k * -2.12194440e-4f;
-  // Taylor-like minimax polynomial on [-ln2/2, ln2/2]
+  // minimax polynomial on [-ln2/2, ln2/2]
   vf q = splat(1.9875691500e-4f);
   q = q * r + 1.3981999507e-3f;
   q = q * r + 8.3334519073e-3f;
   q = q * r + 4.1665795894e-2f;
   q = q * r + 1.6666665459e-1f;
   q = q * r + 5.0000001201e-1f;
-  q = q * r * r + r + 1.0f;
+  q = q * (r * r) + (r + 1.0f);
   vi e = (__builtin_convertvector(k, vi) + 127) << 23;
-  vf y = q * (vf)e;
-  return select(tiny, splat(0.0f), y);
+  return q * (vf)e;
 }
-INLINE vf vsigmoid(vf x) { return 1.0f / (1.0f + vexp(-x)); }
+// The same for any x: 0 below the smallest normal float, capped above the largest.
+INLINE vf vexp(vf x) {
+  vf low = splat(-87.33f), high = splat(88.7f);
+  vf inside = x < low ? low : x;
+  inside = inside > high ? high : inside;
+  return select((vi)(x < low), vf{}, vexp_inside(inside));
+}
+INLINE vf vsigmoid(vf x) {
+  vf low = splat(-87.33f), high = splat(87.33f);
+  x = x < low ? low : x;
+  x = x > high ? high : x;
+  return 1.0f / (1.0f + vexp_inside(-x));
+}
 
 template <int N>
 using Rows = std::integral_constant<int, N>;

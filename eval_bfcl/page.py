@@ -79,7 +79,8 @@ def explorer(
     items: list[dict[str, Any]] = []
     names, texts, gold = [], {}, {}
     for number, ((facts, scores), folder) in enumerate(zip(runs, folders, strict=True)):
-        names.append(f"{facts['model']} · {tally.setting(facts)}")
+        sizes = ", ".join(map(str, sorted({s["k"] for s in scores})))
+        names.append(f"{facts['model']} · {tally.setting(facts)} · k = {sizes}")
         by_id = {q.id: q for q in bfcl.load_split(facts["split"])}
         kept = list(dict.fromkeys(s["id"] for s in scores))[:questions_per_run]
         cells = dict.fromkeys((s["k"], s["seed"]) for s in scores)

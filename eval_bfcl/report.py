@@ -212,6 +212,24 @@ def markdown(
     return "\n".join(out) + "\n"
 
 
+def refuse_twins(runs: Sequence[Run]) -> None:
+    """Refuse two runs of one name on the same pools; other pool sizes of a run may be apart.
+
+    Raises:
+        UserError: a model, setting and pool size is given twice.
+    """
+    seen: set[tuple[str, str, int]] = set()
+    for facts, scores in runs:
+        keys = {(facts["model"], tally.setting(facts), s["k"]) for s in scores}
+        if twins := keys & seen:
+            model, setting, k = min(twins)
+            raise UserError(
+                f"--scores: {model} on {setting}, k = {k} is given twice; name models apart with "
+                "eval_bfcl.generate --name"
+            )
+        seen |= keys
+
+
 def _order(facts: Mapping[str, Any]) -> tuple[Any, ...]:
     """Gated models first, weakest gates first, then the others by name."""
     scale = facts["gate_scale"]
@@ -224,13 +242,7 @@ def main(args: Args) -> None:
     loaded = [(*tally.load(folder), folder) for folder in args.scores]
     loaded.sort(key=lambda item: _order(item[0]))
     runs = [(facts, scores) for facts, scores, _ in loaded]
-    keys = [(f["model"], tally.setting(f)) for f, _ in runs]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise UserError(
-                f"--scores: {key[0]} on {key[1]} is given twice; name models apart with "
-                "eval_bfcl.generate --name"
-            )
+    refuse_twins(runs)
     summary = tally.summarise(runs)
     tests = tally.paired_tests(runs)
     first_line = headline(runs)

@@ -196,7 +196,7 @@ def test_the_page_needs_nothing_else(made: Path) -> None:
 
 
 def test_bad_input_is_one_line(scores: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="mamba2-s2 on simple_python, bm25 is given twice"):
+    with pytest.raises(UserError, match="mamba2-s2 on simple_python, bm25, k = 1 is given twice"):
         report.main(report.Args(scores=(scores[0], scores[0]), out=tmp_path / "r"))
     with pytest.raises(UserError, match="--scores .*: no such folder"):
         report.main(report.Args(scores=(tmp_path / "x",), out=tmp_path / "r"))
@@ -239,6 +239,8 @@ def test_the_leaderboard_sorts_and_filters_in_a_browser(tab: Page) -> None:
 
 
 def test_the_explorer_answers_to_the_keyboard(tab: Page) -> None:
+    choose = "(s => {{ s.value = '{}'; s.dispatchEvent(new Event('change')); }})({})"
+    tab.run(choose.format("1", "document.querySelector('select[data-qfilter=k]')"))
     tab.run("document.getElementById('list').focus()")
     shown = "document.querySelector('#detail h3').textContent"
     assert tab.run(shown) == "simple_python_0"

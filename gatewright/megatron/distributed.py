@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -63,53 +62,35 @@ def processes(
         _start(timedelta(minutes=timeout_minutes))
     data_parallel = parallel.data(dist.get_world_size())
     parallel_state.destroy_model_parallel()
-    with _one_gloo_group_per_set_of_ranks():
-        parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=parallel.tensor,
-            pipeline_model_parallel_size=parallel.pipeline,
-            context_parallel_size=parallel.context,
-            create_gloo_process_groups=True,
-        )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=parallel.tensor,
+        pipeline_model_parallel_size=parallel.pipeline,
+        context_parallel_size=parallel.context,
+        create_gloo_process_groups=True,
+    )
     seed_everything(seed)
     try:
         yield data_parallel
     finally:
-        parallel_state.destroy_model_parallel()
+        _end_layout()
         if started_here:
-            _groups_of_ranks.clear()
             dist.destroy_process_group()
 
 
-_groups_of_ranks: dict[tuple[int, ...], Any] = {}
+def _end_layout() -> None:
+    """End the groups of a layout, but not the world.
 
-
-@contextlib.contextmanager
-def _one_gloo_group_per_set_of_ranks() -> Iterator[None]:
-    """Let Megatron's groups with the same ranks share one process group on a CPU machine.
-
-    Megatron makes about twenty groups, most of them with the same ranks.  Each gloo group
-    keeps three threads, one of which wakes a hundred times a second: four processes on two
-    cores then spend more time switching threads than computing.  NCCL groups are left alone.
+    Megatron only forgets most of its groups.  Each gloo group keeps three threads, one of which
+    wakes a hundred times a second, so groups left over from earlier layouts would slow the next.
     """
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
     if cpu.present():
-        yield
         return
-    real = dist.new_group
-
-    def new_group(ranks: list[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("backend") == "gloo":  # destroy_model_parallel ends these itself
-            return real(ranks, *args, **kwargs)
-        key = tuple(range(dist.get_world_size()) if ranks is None else ranks)
-        alive = dist.distributed_c10d._world.pg_map
-        if _groups_of_ranks.get(key) not in alive:  # Megatron destroys some when layouts change
-            _groups_of_ranks[key] = real(ranks, *args, **kwargs)
-        return _groups_of_ranks[key]
-
-    dist.new_group = new_group
-    try:
-        yield
-    finally:
-        dist.new_group = real
+    for group in list(dist.distributed_c10d._world.pg_map):
+        if group is not dist.group.WORLD:
+            dist.destroy_process_group(group)
 
 
 def seed_everything(seed: int) -> None:

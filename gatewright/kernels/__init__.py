@@ -15,6 +15,11 @@ from gatewright.kernels.combined import (
     selective_state_update,
 )
 from gatewright.kernels.conv import causal_conv1d, conv1d_step
+from gatewright.kernels.cross_entropy import (
+    cross_entropy_reference,
+    linear_cross_entropy,
+    token_losses,
+)
 from gatewright.kernels.norm import gated_rms_norm
 from gatewright.kernels.reference import (
     causal_conv1d_reference,
@@ -36,8 +41,10 @@ __all__ = [
     "causal_conv1d_update",
     "conv1d_step",
     "conv1d_step_reference",
+    "cross_entropy_reference",
     "gated_rms_norm",
     "gated_rms_norm_reference",
+    "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "mamba_split_conv1d_scan_combined",
     "selective_state_update",
@@ -45,4 +52,5 @@ __all__ = [
     "ssd_scan",
     "state_step",
     "state_step_reference",
+    "token_losses",
 ]

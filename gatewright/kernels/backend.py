@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gatewright.errors import UserError
-from gatewright.kernels.native import build, conv, norm, ssd, step
+from gatewright.kernels.native import build, conv, loss, norm, ssd, step
 from gatewright.kernels.native.build import BuildError
 
 CHOICES = ("auto", "cpp", "torch")
@@ -49,6 +49,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             ("ssd", ssd.SsdArgs),
             ("conv", conv.ConvArgs),
             ("norm", norm.NormArgs),
+            ("loss", loss.LossArgs),
             ("step", step.StepArgs),
             ("state_step", step.StateStepArgs),
         ):

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("ssd.cpp", "conv.cpp", "norm.cpp", "step.cpp")
+_SOURCES = ("ssd.cpp", "conv.cpp", "norm.cpp", "step.cpp", "loss.cpp")
 _HEADERS = ("vec.h",)
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _TIMEOUT_S = 300

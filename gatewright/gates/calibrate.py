@@ -179,7 +179,7 @@ def _step_sum(recorded: dict[int, list[Any]], gate: Gate, gates: Gates, window: 
             raise UserError(f"layer {gate.layer}: steps of shape {tuple(dt.shape)} are not known")
         parts.append(dt.sum(dim=axis).flatten().numpy())
     total = np.concatenate(parts)
-    if gate.kind == "zamba":  # channels of every head, each for all d_state entries
+    if gate.kind == "per_head_state":  # channels of every head, each for all d_state entries
         per_channel = total.reshape(gate.n_heads, -1)
         return np.repeat(per_channel, gate.A_log.shape[-1], axis=1)
     return total if total.size == gate.n_heads else total.reshape(gate.n_heads, -1)
@@ -200,7 +200,7 @@ def _updates(
         ).past_key_values
         for gate in gates.gates:
             old, new = before[gate.layer], _state(cache, gate)
-            if old is None or new is None or gate.kind not in ("mamba1", "mamba2"):
+            if old is None or new is None or gate.kind not in ("per_state", "per_head"):
                 continue
             rate = np.exp(gate.values(gates.checkpoint))  # (H, 1) or (E, N)
             dt = _decode_step(recorded[gate.layer], gate, gates)

@@ -151,14 +151,21 @@ class Plan:
     offsets: Mapping[int, np.ndarray]
     """Layer -> offsets (H,), zero where a head is not selected."""
 
-    def changes(self, gates: Gates) -> Iterator[tuple[Gate, StoredTensor, np.ndarray]]:
-        """Yield every tensor that the edit touches with its new raw array, masters included."""
+    def changes(
+        self, gates: Gates, file: str | None = None
+    ) -> Iterator[tuple[StoredTensor, np.ndarray]]:
+        """Yield every tensor that the edit touches with its new raw array, masters included.
+
+        Args:
+            file: only tensors that have a part in this file.
+        """
         for gate in gates.gates:
             offset = self.offsets[gate.layer]
             if not offset.any():
                 continue
             for tensor in (gate.A_log, *gate.masters):
-                yield gate, tensor, self.edited(gates, gate, tensor)
+                if file is None or any(p.file == file for p in tensor.pieces):
+                    yield tensor, self.edited(gates, gate, tensor)
 
     def edited(
         self, gates: Gates, gate: Gate, tensor: StoredTensor, dtype: str | None = None

@@ -24,10 +24,10 @@ from gatewright.errors import UserError
 from gatewright.gates import definitions
 
 KINDS = {
-    "mamba2": "one gate per head: A_log (H,) with dt_bias (H,)",
-    "mamba1": "gates per channel and state: A_log (E, N) with dt_proj.bias (E,)",
-    "zamba": "gates per head, channel and state: A_log (H, P, N) with dt_proj_bias (H, P)",
-    "delta": "one rate per head, dt per key channel: A_log (H,) with dt_bias (H*K,)",
+    "per_head": "one gate per head: A_log (H,) with dt_bias (H,)",
+    "per_state": "gates per channel and state: A_log (E, N) with dt_proj.bias (E,)",
+    "per_head_state": "gates per head, channel and state: A_log (H, P, N) with dt_proj_bias (H, P)",
+    "per_key_channel": "one rate per head, dt per key channel: A_log (H,) with dt_bias (H*K,)",
 }
 """The shapes in which gates occur."""
 
@@ -63,7 +63,8 @@ class Gate:
     @property
     def n_heads(self) -> int:
         """Heads of the layer; channels in Mamba-1, whose A_log is (channels, d_state)."""
-        return max(self.A_log.shape) if self.kind in ("mamba2", "delta") else self.A_log.shape[0]
+        scalar = self.kind in ("per_head", "per_key_channel")  # stored as (H,) or (1, 1, H, 1)
+        return self.A_log.numel if scalar else self.A_log.shape[0]
 
     def values(self, checkpoint: Checkpoint) -> np.ndarray:
         """Return A_log as float64 (H, M): M is 1 for one gate per head."""
@@ -78,7 +79,7 @@ class Gate:
         """Return dt of a zero input as float64, broadcastable to `values`: (H, 1) or (H, M)."""
         bias = checkpoint.read_float(self.bias)
         bias = bias.reshape(self.n_heads, -1)
-        if self.kind == "zamba":  # (H, P) against A_log (H, P * N)
+        if self.kind == "per_head_state":  # (H, P) against A_log (H, P * N)
             bias = np.repeat(bias, self.A_log.shape[-1], axis=1)
         return definitions.dt_from_weights(bias, dt_limit)
 
@@ -240,11 +241,11 @@ def _kind(A_log: StoredTensor, bias: StoredTensor) -> str | None:
         return None
     if A_log.numel == max(shape, default=0):  # (H,) or (1, 1, H, 1)
         if bias.numel == A_log.numel:
-            return "mamba2"
-        return "delta" if bias.numel % A_log.numel == 0 else None
+            return "per_head"
+        return "per_key_channel" if bias.numel % A_log.numel == 0 else None
     if len(shape) == 2 and steps == shape[:1]:
-        return "mamba1"
-    return "zamba" if len(shape) == 3 and steps == shape[:2] else None
+        return "per_state"
+    return "per_head_state" if len(shape) == 3 and steps == shape[:2] else None
 
 
 def _refuse_bounded(checkpoint: Checkpoint, model_type: str) -> None:

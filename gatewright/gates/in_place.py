@@ -39,8 +39,7 @@ def edit(gates: Gates, plan: Plan, dts: Dts) -> dict[str, Any]:
             f"{undo_file}: an earlier in-place edit can still be undone (--undo); undo it, or "
             "remove the file to keep that edit for good"
         )
-    changed = ((tensor, raw) for _, tensor, raw in plan.changes(gates))
-    patches = patches_of(checkpoint, changed)
+    patches = patches_of(checkpoint, plan.changes(gates))
     for name in patches:
         path = root / name
         if path.is_symlink() or path.stat().st_nlink > 1:

@@ -48,17 +48,22 @@ Patches = Mapping[str, Sequence[Patch]]
 
 
 def patches_of(
-    checkpoint: Checkpoint, changed: Iterable[tuple[StoredTensor, np.ndarray]]
+    checkpoint: Checkpoint,
+    changed: Iterable[tuple[StoredTensor, np.ndarray]],
+    file: str | None = None,
 ) -> dict[str, list[Patch]]:
     """Return the byte patches that give tensors new contents, checksums of zip members included.
 
     Args:
         changed: (tensor, its whole new raw array).
+        file: only patches of this file.
     """
     found: dict[str, list[Patch]] = {}
     entries: dict[str, dict[Entry, list[Patch]]] = {}
     for tensor, array in changed:
         for piece in tensor.pieces:
+            if file is not None and piece.file != file:
+                continue
             patch = Patch(piece.start, np.ascontiguousarray(array[piece.index()]).tobytes())
             if not _differs(checkpoint.root / piece.file, patch):
                 continue
@@ -66,10 +71,10 @@ def patches_of(
             if piece.entry is not None:
                 members = entries.setdefault(piece.file, {})
                 members.setdefault(piece.entry, []).append(patch)
-    for file, members in entries.items():
+    for name, members in entries.items():
         for entry, inside in members.items():
-            crc = struct.pack("<I", _checksum(checkpoint.root / file, entry, inside))
-            found[file].extend(Patch(at, crc) for at in entry.checksums)
+            crc = struct.pack("<I", _checksum(checkpoint.root / name, entry, inside))
+            found[name].extend(Patch(at, crc) for at in entry.checksums)
     for patches in found.values():
         patches.sort(key=lambda p: p.start)
     return found
@@ -123,12 +128,13 @@ def digest(path: Path, patches: Sequence[Patch] = ()) -> str:
 
 @dataclasses.dataclass
 class Output:
-    """A copy in the making: its folder, its patches, and the hashes of its files so far."""
+    """A copy in the making: its folder, what to change in each file, the hashes so far."""
 
     folder: Path
-    patches: Patches
+    patches: Callable[[str], Sequence[Patch]]
+    """File -> its patches, by offset; asked when the file's turn comes and dropped after it."""
     hashes: dict[str, str]
-    widened: Mapping[str, Mapping[str, np.ndarray]] = dataclasses.field(default_factory=dict)
+    widened: Callable[[str], Mapping[str, np.ndarray]] = lambda name: {}
     """File -> gates that it shall hold in fp32 (see `widening`); such a file has no patches."""
 
 
@@ -155,27 +161,37 @@ def write_copies(
     source_hashes: dict[str, str] = {}
     workers = max(2, min(8, os.cpu_count() or 2))
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        hashing: list[tuple[dict[str, str], str, concurrent.futures.Future[str]]] = []
-        for name in files:
-            if name in known:
-                source_hashes[name] = known[name]
-            else:
-                hashing.append((source_hashes, name, pool.submit(digest, root / name)))
-            for output in outputs:
-                patches = output.patches.get(name, ())
-                if patches:
-                    hashing.append((output.hashes, name, pool.submit(digest, root / name, patches)))
+        earlier: list[_Hashing] = []
         try:
             for name in files:
-                _write_file(root / name, name, outputs, link, progress)
-            for into, name, future in hashing:
-                into[name] = future.result()
+                hashing: list[_Hashing] = []
+                if name in known:
+                    source_hashes[name] = known[name]
+                else:
+                    hashing.append((source_hashes, name, pool.submit(digest, root / name)))
+                patches = [output.patches(name) for output in outputs]
+                for output, own in zip(outputs, patches, strict=True):
+                    if own:
+                        future = pool.submit(digest, root / name, own)
+                        hashing.append((output.hashes, name, future))
+                _write_file(root / name, name, outputs, patches, link, progress)
+                _collect(earlier)  # at most two files' patches are in memory
+                earlier = hashing
+            _collect(earlier)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     for output in outputs:
         output.hashes.update((n, h) for n, h in source_hashes.items() if n not in output.hashes)
     return source_hashes
+
+
+_Hashing = tuple[dict[str, str], str, "concurrent.futures.Future[str]"]
+
+
+def _collect(hashing: Sequence[_Hashing]) -> None:
+    for into, name, future in hashing:
+        into[name] = future.result()
 
 
 def known_hashes(root: Path) -> dict[str, str]:
@@ -204,19 +220,19 @@ def _write_file(
     source: Path,
     name: str,
     outputs: Sequence[Output],
+    patches: Sequence[Sequence[Patch]],
     link: bool,
     progress: Callable[[int], None],
 ) -> None:
     size = source.stat().st_size
     copied = []
-    for output in outputs:
+    for output, own in zip(outputs, patches, strict=True):
         target = output.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if name in output.widened:
-            output.hashes[name] = widen_file(source, target, output.widened[name])
-            continue
-        patches = output.patches.get(name, ())
-        if not (link and _share(source, target, may_link=not patches)):
+        widened = output.widened(name)
+        if widened:
+            output.hashes[name] = widen_file(source, target, widened)
+        elif not (link and _share(source, target, may_link=not own)):
             copied.append(target)
     if len(copied) == 1:
         _copy_one(source, copied[0], progress)
@@ -224,11 +240,10 @@ def _write_file(
         _copy_many(source, copied, progress)
     else:
         progress(size)
-    for output in outputs:
-        patches = output.patches.get(name, ())
-        if patches:
+    for output, own in zip(outputs, patches, strict=True):
+        if own:
             with open(output.folder / name, "r+b", buffering=0) as f:
-                for patch in patches:
+                for patch in own:
                     f.seek(patch.start)
                     f.write(patch.data)
 

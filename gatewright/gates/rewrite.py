@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from gatewright import artifact
 from gatewright.errors import UserError
 from gatewright.gates.edits import Dts, Plan
 from gatewright.gates.find import Gates
-from gatewright.gates.patching import Output, patches_of, write_copies
+from gatewright.gates.patching import Output, Patch, patches_of, write_copies
 from gatewright.gates.report import edit_report
 
 KINDS = {
@@ -107,10 +108,10 @@ def write_edits(
                 )
             )
             if fp32:
-                outputs.append(Output(tmp, {}, hashes, _widened(gates, plan)))
-                continue
-            changed = ((tensor, raw) for _, tensor, raw in plan.changes(gates))
-            outputs.append(Output(tmp, patches_of(checkpoint, changed), hashes))
+                widened = functools.partial(_widened, gates, plan)
+                outputs.append(Output(tmp, lambda name: (), hashes, widened))
+            else:
+                outputs.append(Output(tmp, functools.partial(_patches, gates, plan), hashes))
         try:
             sources = write_copies(checkpoint, outputs, link=link, progress=progress)
         except OSError as e:
@@ -134,11 +135,15 @@ def gate_scale(gates: Gates, plan: Plan) -> float | None:
     return float(f"{before * math.exp(float(offsets[0])):.12g}")
 
 
-def _widened(gates: Gates, plan: Plan) -> dict[str, dict[str, np.ndarray]]:
-    """Return, by file, the fp32 values of every gate that the edit touches."""
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for gate in gates.gates:
-        if plan.offsets[gate.layer].any():
-            values = plan.edited(gates, gate, gate.A_log, "F32")
-            found.setdefault(gate.A_log.pieces[0].file, {})[gate.A_log.name] = values
-    return found
+def _patches(gates: Gates, plan: Plan, file: str) -> Sequence[Patch]:
+    changed = plan.changes(gates, file)
+    return patches_of(gates.checkpoint, changed, file).get(file, [])
+
+
+def _widened(gates: Gates, plan: Plan, file: str) -> dict[str, np.ndarray]:
+    """Return the fp32 values of every gate in a file that the edit touches."""
+    return {
+        gate.A_log.name: plan.edited(gates, gate, gate.A_log, "F32")
+        for gate in gates.gates
+        if gate.A_log.pieces[0].file == file and plan.offsets[gate.layer].any()
+    }

@@ -12,9 +12,9 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from gatewright.checkpoints.safetensors_files import Planned, write_folder
 from gatewright.checkpoints.views import hf_shapes
 from gatewright.errors import UserError
 from gatewright.models import ModelConfig
-from tools.benchmarks.harness import Options, Result, result
+from tools.benchmarks.harness import Options, Result, result, seconds
 
 THREADS = (2,)
 ALLOCATORS = ("default",)
@@ -74,16 +74,37 @@ def make_checkpoint(folder: Path) -> int:
     return sum(p.stat().st_size for p in folder.iterdir())
 
 
-def timed(command: list[str], out: Path) -> tuple[float, int]:
-    """Return seconds and peak resident bytes of a process; what it wrote is removed again."""
-    start = time.perf_counter()
-    pid = os.posix_spawn(command[0], command, os.environ)
-    _, status, usage = os.wait4(pid, 0)
-    took = time.perf_counter() - start
-    if status:
-        raise SystemExit(f"failed: {' '.join(command)}")
+WATCHED = """
+import atexit, runpy, sys
+from pathlib import Path
+
+def note():
+    status = dict(x.split(":", 1) for x in open("/proc/self/status"))
+    Path(note_file).write_text(status["VmHWM"].split()[0])
+
+kind, what, note_file, *sys.argv[1:] = sys.argv[1:]
+sys.argv[0] = note_file
+atexit.register(note)
+run = runpy.run_module if kind == "-m" else runpy.run_path
+run(what, run_name="__main__")
+"""
+"""Runs a module or script and notes the process's high-water mark (getrusage would report
+that of the process that started it)."""
+
+
+def timed(command: list[str], out: Path) -> float:
+    """Return how many seconds a process takes; what it wrote is removed again."""
+    took = seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
     shutil.rmtree(out)
-    return took, usage.ru_maxrss * 1024
+    return took
+
+
+def peak_megabytes(kind: str, what: str, arguments: list[str], out: Path) -> float:
+    """Return the peak resident memory of a Python module (`-m`) or script (`-f`)."""
+    note = out.with_name("peak")
+    watched = [sys.executable, "-c", WATCHED, kind, what, str(note), *arguments]
+    timed(watched, out)
+    return int(note.read_text()) / 1000
 
 
 def run(options: Options) -> Iterator[Result]:
@@ -114,13 +135,7 @@ def _run(options: Options, tmp: Path) -> Iterator[Result]:
         "all layers, --link": [*ours, str(known), *gate, "--link"],
     }
     os.environ["GATEWRIGHT_QUIET"] = "1"
-    with open(os.devnull, "w") as quiet:
-        saved = os.dup(1)
-        os.dup2(quiet.fileno(), 1)
-        try:
-            times, peaks = _measure(sides, out, min(options.repeats, MOST_REPEATS))
-        finally:
-            os.dup2(saved, 1)
+    times = _measure(sides, out, min(options.repeats, MOST_REPEATS))
     about = f"{size / 1e9:.1f} GB"
     for name in ("copy", "copy, foreign"):
         for peer in ("cp -r", "load-edit-save"):
@@ -132,22 +147,18 @@ def _run(options: Options, tmp: Path) -> Iterator[Result]:
     yield result(
         options,
         f"peak memory, {about}",
-        peaks["copy, foreign"] / 1e6,
-        peaks["load-edit-save"] / 1e6,
+        peak_megabytes("-m", "tools.scale_gates", [str(foreign), *gate], out),
+        peak_megabytes("-f", str(script), [str(foreign), str(out)], out),
         "MB",
         "load-edit-save",
     )
 
 
-def _measure(
-    sides: dict[str, list[str]], out: Path, repeats: int
-) -> tuple[dict[str, float], dict[str, int]]:
+def _measure(sides: dict[str, list[str]], out: Path, repeats: int) -> dict[str, float]:
     for command in sides.values():
         timed(command, out)
     times: dict[str, list[float]] = {name: [] for name in sides}
-    peaks: dict[str, int] = {}
     for _ in range(repeats):
         for name, command in sides.items():
-            took, peaks[name] = timed(command, out)
-            times[name].append(took)
-    return {name: statistics.median(kept) for name, kept in times.items()}, peaks
+            times[name].append(timed(command, out))
+    return {name: statistics.median(kept) for name, kept in times.items()}

@@ -17,7 +17,7 @@ from tests.gatewright.gates import families
 
 def layer(number: int, tau: list[float]) -> statistics.LayerGates:
     values = np.array(tau)
-    return statistics.LayerGates(number, "mamba2", values, np.exp(-1 / values), np.ones(len(tau)))
+    return statistics.LayerGates(number, "per_head", values, np.exp(-1 / values), np.ones(len(tau)))
 
 
 def test_tau_per_head_is_the_definition(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ from tools.benchmarks.harness import Options, Result, result
 
 ALLOCATORS = ("default",)
 PEER = "Megatron-LM: pool and one writer"
-TEXT_MB = 8
+TEXT_MB = 4
 SHARDS = 4
 VOCAB_SIZE = 8192
-MOST_REPEATS = 3  # a round takes half a minute
+MOST_REPEATS = 2  # a round reads 40 MB on both sides
 
 
 def _make_text(folder: Path) -> float:
-    """Write prose as plain JSONL shards; return megabytes of text."""
+    """Write prose of installed documentation as plain JSONL shards; return megabytes of text."""
     from tools.demo_text import collect, installed_sources
 
     folder.mkdir()
@@ -136,22 +136,22 @@ def run(options: Options) -> Iterator[Result]:
             + [str(VOCAB_SIZE), "--out", str(tokenizer)]
         )
         sides = _Sides(tokenizer, scratch, options.threads)
+        once_ours, once_peer = sides.ours(small), sides.peer(small)
         ours, peer = [], []
         for _ in range(min(options.repeats, MOST_REPEATS)):
-            ours.append(sides.ours(small))
-            peer.append(sides.peer(small))
+            ours.append(sides.ours(large))
+            peer.append(sides.peer(large))
         for suffix in (".bin", ".idx"):
             a, b = (Path(f"{side[-1][2]}{suffix}").read_bytes() for side in (ours, peer))
             assert a == b, f"the two sides wrote different {suffix} files"
-        speeds = [megabytes / statistics.median(s for s, _, _ in side) for side in (ours, peer)]
-        yield result(options, "prepare, 1x text", *speeds, "MB/s", PEER, more_is_better=True)
-        ten_ours, ten_peer = sides.ours(large), sides.peer(large)
-        speeds = [10 * megabytes / side[0] for side in (ten_ours, ten_peer)]
-        yield result(options, "prepare, 10x text", *speeds, "MB/s", PEER, more_is_better=True)
+        speeds = [
+            10 * megabytes / statistics.median(s for s, _, _ in side) for side in (ours, peer)
+        ]
+        yield result(options, "prepare", *speeds, "MB/s", PEER, more_is_better=True)
+        small_peaks = [once_ours[1] / 1e6, once_peer[1] / 1e6]
+        yield result(options, f"peak memory, {TEXT_MB} MB of text", *small_peaks, "MB", PEER)
         peaks = [max(p for _, p, _ in side) / 1e6 for side in (ours, peer)]
-        yield result(options, "peak memory, 1x text", *peaks, "MB", PEER)
-        peaks = [side[1] / 1e6 for side in (ten_ours, ten_peer)]
-        yield result(options, "peak memory, 10x text", *peaks, "MB", PEER)
+        yield result(options, f"peak memory, {10 * TEXT_MB} MB of text", *peaks, "MB", PEER)
 
 
 # --- the peer, in a process of its own ----------------------------------------------------

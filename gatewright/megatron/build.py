@@ -126,6 +126,10 @@ def build_model(
             _finish_gates(built, init_gate_offset)
             _set_precision(built, dtype, fp32_gates)
             config.params_dtype = dtype
+    if parallel.tensor == 1 and not cpu.present():
+        from gatewright.megatron.local_layers import token_losses
+
+        built.compute_language_model_loss = token_losses
     if recompute == "full":
         _recompute_layers(built)
     return built

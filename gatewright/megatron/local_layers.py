@@ -31,6 +31,21 @@ class LocalRMSNorm(nn.RMSNorm):
         )
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.gated_rms_norm(x, self.weight, self.eps)
+
+
+def token_losses(labels_BS: Tensor, logits_SBV: Tensor) -> Tensor:
+    """Return each token's cross-entropy, (B, S), when one process holds the whole vocabulary.
+
+    Torch's fused softmax passes over the logits half as often as Megatron's, which is made
+    for a vocabulary that is split.
+    """
+    losses = F.cross_entropy(
+        logits_SBV.flatten(0, 1).float(), labels_BS.t().flatten(), reduction="none"
+    )
+    return losses.view(logits_SBV.shape[:2]).t().contiguous()
+
 
 class LocalGatedRMSNorm(nn.Module):
     """The norm inside a Mamba-2 mixer, per group of channels, without mamba_ssm's Triton.

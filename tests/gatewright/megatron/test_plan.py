@@ -64,12 +64,11 @@ def kept_bytes(model: torch.nn.Module) -> int:
 def cpu_extras(config: ModelConfig) -> float:
     """Return the values per token that only the CPU's layers keep, fused ones on GPUs do not.
 
-    Torch's RMSNorm keeps the normalised input beside the scaled one.  Our scan keeps each
-    chunk's state; the unfused SwiGLU keeps its two halves once more.
+    Our scan keeps each chunk's state; the unfused SwiGLU keeps its two halves once more.
     """
     if config.family == "mamba2":
-        return config.d_model + config.d_inner * config.d_state / config.chunk_size
-    return 2 * config.d_model + 2 * config.ffn_dim
+        return config.d_inner * config.d_state / config.chunk_size
+    return 2 * config.ffn_dim
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,20 +111,26 @@ def losses(out: Path) -> list[float]:
     return [row["loss"] for row in metrics(out)]
 
 
-def launch(processes: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 240) -> Any:
+def launch(processes: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 600) -> Any:
     """Run `worker.py` on several processes; returns what each case returned on rank 0."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), "-m", "tests.gatewright.megatron.worker"]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [*command, str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"},
         cwd=Path(__file__).resolve().parents[3],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=timeout,
+        start_new_session=True,
     )
-    (folder / "output.txt").write_text(done.stdout)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # workers too, if any are left
+            os.killpg(process.pid, signal.SIGKILL)
+    (folder / "output.txt").write_text(out)
+    assert process.returncode == 0, out[-2000:] + err
     return json.loads((folder / "results.json").read_text())

@@ -74,8 +74,9 @@ def tree_bytes(pid: int) -> int:
     return total
 
 
-def _run(command: list[str]) -> tuple[float, int, str]:
-    """Run a command; return wall seconds, peak bytes of its process tree, and its output."""
+def _run(module: str, *arguments: object) -> tuple[float, int, str]:
+    """Run `python -m`; return wall seconds, peak bytes of its process tree, and its output."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
     environment = os.environ | {"GATEWRIGHT_QUIET": "1", "TOKENIZERS_PARALLELISM": "false"}
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -111,17 +112,14 @@ class _Sides:
     def ours(self, text: Path) -> tuple[float, int, Path]:
         out = self._out()
         seconds, peak, _ = _run(
-            [sys.executable, "-m", "pretrain.prepare", "--input", str(text), "--tokenizer"]
-            + [str(self.tokenizer), "--out", str(out), "--workers", str(self.workers)]
-        )
+            "pretrain.prepare", "--input", text, "--tokenizer", self.tokenizer, "--out", out,
+            "--workers", self.workers,
+        )  # fmt: skip
         return seconds, peak, out / "text"
 
     def peer(self, text: Path) -> tuple[float, int, Path]:
         out = self._out()
-        _, peak, said = _run(
-            [sys.executable, "-m", __name__, str(text), str(self.tokenizer), str(out)]
-            + [str(self.workers)]
-        )
+        _, peak, said = _run(__name__, text, self.tokenizer, out, self.workers)
         return float(said), peak, out
 
 
@@ -132,9 +130,8 @@ def run(options: Options) -> Iterator[Result]:
         megabytes = _make_text(small)
         _repeat(small, large, 10)
         _run(
-            [sys.executable, "-m", "tokenizer.train", "--corpus", str(small), "--vocab-size"]
-            + [str(VOCAB_SIZE), "--out", str(tokenizer)]
-        )
+            "tokenizer.train", "--corpus", small, "--vocab-size", VOCAB_SIZE, "--out", tokenizer
+        )  # fmt: skip
         sides = _Sides(tokenizer, scratch, options.threads)
         once_ours, once_peer = sides.ours(small), sides.peer(small)
         ours, peer = [], []
@@ -144,14 +141,13 @@ def run(options: Options) -> Iterator[Result]:
         for suffix in (".bin", ".idx"):
             a, b = (Path(f"{side[-1][2]}{suffix}").read_bytes() for side in (ours, peer))
             assert a == b, f"the two sides wrote different {suffix} files"
-        speeds = [
-            10 * megabytes / statistics.median(s for s, _, _ in side) for side in (ours, peer)
-        ]
-        yield result(options, "prepare", *speeds, "MB/s", PEER, more_is_better=True)
-        small_peaks = [once_ours[1] / 1e6, once_peer[1] / 1e6]
-        yield result(options, f"peak memory, {TEXT_MB} MB of text", *small_peaks, "MB", PEER)
-        peaks = [max(p for _, p, _ in side) / 1e6 for side in (ours, peer)]
-        yield result(options, f"peak memory, {10 * TEXT_MB} MB of text", *peaks, "MB", PEER)
+        done = 10 * megabytes
+        speed, peer_speed = (done / statistics.median(s for s, _, _ in x) for x in (ours, peer))
+        yield result(options, "prepare", speed, peer_speed, "MB/s", PEER, more_is_better=True)
+        for text_mb, x, y in ((TEXT_MB, [once_ours], [once_peer]), (10 * TEXT_MB, ours, peer)):
+            peak, peer_peak = (max(p for _, p, _ in side) / 1e6 for side in (x, y))
+            name = f"peak memory, {text_mb} MB of text"
+            yield result(options, name, peak, peer_peak, "MB", PEER)
 
 
 # --- the peer, in a process of its own ----------------------------------------------------

@@ -37,7 +37,7 @@ def use_device() -> torch.device:
 
 
 @contextlib.contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
+def process_group(device: torch.device, *, deepspeed: bool = True) -> Iterator[None]:
     """Join torchrun's process group, or make one of a single process, for the block.
 
     On CPU the collectives are gloo's: DeepSpeed's shared-memory ones would be compiled on
@@ -47,24 +47,22 @@ def process_group(device: torch.device) -> Iterator[None]:
 
     import torch.distributed as dist
 
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(minutes=30)
-        )
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    added = {} if "MASTER_ADDR" in os.environ else alone
+    if added:
+        os.environ.update(added)  # DeepSpeed reads them
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     else:
-        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-            os.environ.setdefault(name, value)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=dist.HashStore(),
-            rank=0,
-            world_size=1,
-        )
+        dist.init_process_group(backend, timeout=datetime.timedelta(minutes=30))
     try:
-        _import_deepspeed(device)
+        if deepspeed:
+            _import_deepspeed(device)
         yield
     finally:
         dist.destroy_process_group()
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _import_deepspeed(device: torch.device) -> None:

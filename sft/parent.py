@@ -29,7 +29,7 @@ class Parent:
         path: the folder.
         family: mamba2 or llama.
         gate_scale: what its gates were multiplied by since pretraining; 1.0 if nothing says
-            so, None for a llama, which has none.
+            so, None if heads were scaled differently and for a llama, which has no gates.
         vocab_size: rows of its embedding.
     """
 
@@ -65,7 +65,8 @@ def inspect(path: Path) -> Parent:
         raise UserError(f"--model {path}: model_type {family!r} is neither mamba2 nor llama")
     gate_scale = None
     if family == "mamba2":
-        gate_scale = float(extra.get("gate_scale") or 1.0)
+        stated = extra.get("gate_scale", 1.0)
+        gate_scale = None if stated is None else float(stated)
     return Parent(path, family, gate_scale, int(config["vocab_size"]))
 
 

@@ -13,14 +13,19 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gatewright import artifact, cli
+from gatewright import artifact, cli, launch
 from gatewright.config import split_recipe
 from gatewright.errors import UserError
 from sft.recipes import RECIPES, TrainConfig
+
+if TYPE_CHECKING:
+    from sft.dataset import Samples
+    from sft.parent import Parent
 
 PROG = "python -m sft.train"
 RUN = "run.json"
@@ -48,8 +53,6 @@ def claim(args: Args, recipe: str, parents: dict[str, str]) -> None:
         UserError: it is finished, belongs to another run, or holds something else.
     """
     run = {"recipe": recipe, **parents, "train": dataclasses.asdict(args.train)}
-    if (args.out / artifact.MANIFEST).exists():
-        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
     if (args.out / RUN).is_file():
         import json
 
@@ -65,41 +68,64 @@ def claim(args: Args, recipe: str, parents: dict[str, str]) -> None:
     artifact.write_json(args.out / RUN, run)
 
 
+@dataclass
+class Inputs:
+    """What a run is given, checked before anything heavy starts."""
+
+    manifest: dict[str, Any]
+    parent: Parent
+    samples: Samples
+    held_out: Samples
+
+
+def check(args: Args) -> Inputs:
+    """Read the inputs and refuse what cannot be trained on.
+
+    Raises:
+        UserError: names the flag, and what to do.
+    """
+    from sft import parent
+    from sft.dataset import Samples
+    from sft.engine import deepspeed_config
+
+    manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
+    found = parent.inspect(args.model)
+    parent.check_vocabulary(found, args.data, manifest)
+    deepspeed_config(args.train, int(os.environ.get("WORLD_SIZE", "1")))
+    samples = Samples(args.data / "train")
+    if not len(samples):
+        raise UserError(f"--data {args.data}: holds no training sample")
+    longest = int(samples.index["length"].max())
+    if longest > args.train.context_tokens:
+        raise UserError(
+            f"--train.context-tokens {args.train.context_tokens}: --data {args.data} holds "
+            f"a sample of {longest} tokens; raise it, or prepare with a shorter context"
+        )
+    return Inputs(manifest, found, samples, Samples(args.data / "held_out"))
+
+
 class Run:
     """Everything a training run holds: model, data, engine, curriculum, log."""
 
-    def __init__(self, args: Args, recipe: str, device: Any) -> None:
+    def __init__(self, args: Args, recipe: str, inputs: Inputs, device: Any) -> None:
         import torch.distributed as dist
 
         from gatewright.chat import Renderer
         from sft import engine as deepspeed_engine
         from sft import parent
         from sft.curriculum import PoolCurriculum
-        from sft.dataset import Samples
         from sft.objective import PackedLoss
         from sft.packing import PackStream, plan
 
         self.args, self.config, self.device = args, args.train, device
+        self.manifest, self.parent = inputs.manifest, inputs.parent
+        self.samples, self.held_out = inputs.samples, inputs.held_out
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        self.manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
-        self.parent = parent.inspect(args.model)
-        parent.check_vocabulary(self.parent, args.data, self.manifest)
-        deepspeed_engine.deepspeed_config(self.config, self.world)
         if self.rank == 0:
             hashes = {"model": artifact.content_hash(args.model)}
             claim(args, recipe, hashes | {"data": self.manifest["content_hash"]})
         dist.barrier()
 
-        self.samples = Samples(args.data / "train")
-        self.held_out = Samples(args.data / "held_out")
-        longest = int(self.samples.index["length"].max(initial=0))
-        if longest > self.config.context_tokens:
-            raise UserError(
-                f"--train.context-tokens {self.config.context_tokens}: --data {args.data} holds "
-                f"a sample of {longest} tokens; raise it, or prepare with a shorter context"
-            )
-        if not len(self.samples):
-            raise UserError(f"--data {args.data}: holds no training sample")
         largest = int(self.samples.index["pool_size"].max())
         self.steps = self.config.steps
         if not self.steps:
@@ -186,7 +212,7 @@ class Run:
         return {
             "loss": total,
             "lr": lr,
-            "grad_norm": norm if norm is not None else self.engine.get_global_grad_norm(),
+            "grad_norm": norm if norm is not None else float(self.engine.get_global_grad_norm()),
             "pool_size": pool_size,
             "tokens": tokens,
             "targets": wanted,
@@ -324,11 +350,15 @@ class Run:
 def main(recipe: str, args: Args) -> None:
     """Fine-tune a model on prepared chats."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
+    inputs = check(args)
+    if (args.out / artifact.MANIFEST).exists():
+        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
     from sft.engine import process_group, use_device
 
     device = use_device()
     with process_group(device):
-        run = Run(args, recipe, device)
+        run = Run(args, recipe, inputs, device)
         run.finish(run.loop())
 
 
@@ -354,4 +384,5 @@ def entry() -> None:
 
 
 if __name__ == "__main__":
+    launch.retune()
     entry()

@@ -1,0 +1,250 @@
+"""Gate scales x seeds from one parent, in one command, into one table.
+
+    python -m sft.sweep mamba2_debug_cpu --model DIR --data DIR --out DIR \
+        --scales 0.25,0.5,1,2,4 --seeds 0,1,2
+
+Every cell copies the parent, multiplies its gates' decay rates (`A_log += log(s)`), fine-tunes
+it with one seed and measures held-out loss and call accuracy at the asked pool sizes.  Cells
+are processes of `sft.train`, so a sweep that was killed goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gatewright import artifact, cli, launch
+from gatewright.config import split_recipe
+from gatewright.errors import UserError
+from sft.recipes import RECIPES, TrainConfig
+
+PROG = "python -m sft.sweep"
+COLUMNS = (
+    "scale", "seed", "k", "held_out_loss", "right_tool", "exact", "hallucinated", "parsed",
+    "questions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Args:
+    """Flags of `python -m sft.sweep RECIPE`."""
+
+    model: Path
+    """Hugging Face folder of the Mamba-2 that every cell starts from."""
+    data: Path
+    """Folder made by sft.prepare."""
+    out: Path
+    """Folder for the cells, results.jsonl and table.csv."""
+    train: TrainConfig
+    """How to train each cell; the recipe gives the defaults."""
+    scales: str = "0.25,0.5,1,2,4"
+    """Factors of the gates' decay rates, separated by commas."""
+    seeds: str = "0,1,2"
+    """Seeds of the order of the samples, separated by commas."""
+    curricula: str = ""
+    """Sweep over these curricula too (fixed,ramp,gated); empty takes the recipe's."""
+    pool_sizes: str = "1,8,24"
+    """Pool sizes at which call accuracy is measured."""
+    questions: int = 100
+    """Most held-out chats to measure call accuracy on."""
+    keep_models: bool = False
+    """Keep every cell's model folder; else only its metrics stay."""
+
+
+def numbers(text: str, flag: str, kind: type[int] | type[float]) -> list[Any]:
+    """Return comma-separated numbers.
+
+    Raises:
+        UserError: one is not a number, or there is none.
+    """
+    try:
+        found = [kind(part) for part in text.split(",") if part.strip()]
+    except ValueError as e:
+        raise UserError(f"{flag} {text!r}: give numbers separated by commas") from e
+    if not found:
+        raise UserError(f"{flag}: give at least one number")
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fine-tuning of the sweep."""
+
+    scale: float
+    seed: int
+    curriculum: str
+
+    @property
+    def name(self) -> str:
+        return f"s{self.scale:g}-{self.curriculum}-seed{self.seed}"
+
+
+def scaled_parents(args: Args, scales: list[float]) -> dict[float, Path]:
+    """Return a copy of the parent per scale, written once."""
+    from gatewright.gates.edits import Edit, resolve
+    from gatewright.gates.find import find_gates
+    from gatewright.gates.rewrite import write_edits
+
+    folders = {scale: args.out / "parents" / f"s{scale:g}" for scale in scales}
+    gates = None
+    for scale, folder in folders.items():
+        if (folder / artifact.MANIFEST).is_file():
+            continue
+        gates = gates or find_gates(args.model)
+        plan = resolve(Edit("scale", scale), gates, {})
+        write_edits(gates, [plan], folder, dts={})
+    return folders
+
+
+def run_cell(args: Args, recipe: str, cell: Cell, parent: Path) -> list[dict[str, Any]]:
+    """Fine-tune one cell unless it is done; return its rows of the table."""
+    folder = args.out / "cells" / cell.name
+    result = folder.with_suffix(".json")
+    if result.is_file():
+        rows: list[dict[str, Any]] = json.loads(result.read_text())
+        return rows
+    if not (folder / artifact.MANIFEST).is_file():
+        changes: dict[str, Any] = {"seed": cell.seed, "curriculum": cell.curriculum}
+        config = dataclasses.replace(args.train, **changes)
+        command = [sys.executable, "-m", "sft.train", recipe]
+        command += ["--model", str(parent), "--data", str(args.data), "--out", str(folder)]
+        command += train_flags(config)
+        done = subprocess.run(command, env=launch.tuned_env(), check=False)
+        if done.returncode:
+            raise UserError(f"cell {cell.name} failed (exit code {done.returncode}); see above")
+    measured = subprocess.run(
+        [
+            sys.executable, "-m", "sft.measure", str(folder), "--data", str(args.data),
+            "--pool-sizes", args.pool_sizes, "--questions", str(args.questions),
+        ],
+        env=launch.tuned_env(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if measured.returncode:
+        raise UserError(f"cell {cell.name} could not be measured; see above")
+    loss = artifact.read_manifest(folder)["extra"].get("held_out_loss")
+    rows = [
+        {
+            "scale": cell.scale,
+            "seed": cell.seed,
+            "curriculum": cell.curriculum,
+            "held_out_loss": loss,
+            **json.loads(line),
+        }
+        for line in measured.stdout.splitlines()
+    ]
+    artifact.write_json(result, rows)
+    if not args.keep_models:
+        for weights in folder.glob("*.safetensors"):
+            weights.unlink()
+    return rows
+
+
+def train_flags(config: TrainConfig) -> list[str]:
+    """Return the flags that state a whole configuration."""
+    flags: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        name = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--train.{'' if value else 'no-'}{name}")
+        else:
+            flags += [f"--train.{name}", str(value)]
+    return flags
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return mean and standard deviation over seeds, a line per scale, curriculum and k."""
+    import statistics
+
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["scale"], row["curriculum"], row["k"]), []).append(row)
+    lines = [
+        f"{'scale':>6} {'curriculum':<10} {'k':>3} {'seeds':>5} {'held-out loss':>16} "
+        f"{'right tool':>15} {'exact':>15} {'hallucinated':>15}"
+    ]
+    for (scale, curriculum, k), group in sorted(groups.items()):
+        cells = []
+        for name in ("held_out_loss", "right_tool", "exact", "hallucinated"):
+            values = [row[name] for row in group if row[name] is not None]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            cells.append(f"{statistics.fmean(values):.3f} ± {spread:.3f}" if values else "-")
+        lines.append(
+            f"{scale:>6g} {curriculum:<10} {k:>3} {len(group):>5} {cells[0]:>16} "
+            f"{cells[1]:>15} {cells[2]:>15} {cells[3]:>15}"
+        )
+    return "\n".join(lines)
+
+
+def main(recipe: str, args: Args) -> None:
+    """Fine-tune one parent at several gate scales and seeds; write one table."""
+    from gatewright import runlog
+
+    scales = numbers(args.scales, "--scales", float)
+    seeds = numbers(args.seeds, "--seeds", int)
+    numbers(args.pool_sizes, "--pool-sizes", int)
+    artifact.read_manifest(args.data, "sft-data", flag="--data")
+    curricula = [c for c in args.curricula.split(",") if c] or [args.train.curriculum]
+    for curriculum in curricula:
+        if curriculum not in ("fixed", "ramp", "gated"):
+            raise UserError(f"--curricula {curriculum!r}: choose fixed, ramp or gated")
+        dataclasses.replace(args.train, curriculum=curriculum)  # type: ignore[arg-type]
+    if (args.out / artifact.MANIFEST).is_file():
+        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
+    (args.out / "cells").mkdir(parents=True, exist_ok=True)
+    parents = scaled_parents(args, scales)
+    cells = [Cell(s, seed, c) for s in scales for c in curricula for seed in seeds]
+    rows: list[dict[str, Any]] = []
+    for cell in runlog.progress(cells, desc="sweep", unit="cell"):
+        rows += run_cell(args, recipe, cell, parents[cell.scale])
+    with open(args.out / "results.jsonl", "w", encoding="utf-8") as f:
+        f.writelines(json.dumps(row) + "\n" for row in rows)
+    with open(args.out / "table.csv", "w", encoding="utf-8", newline="") as f:
+        writer = csv.DictWriter(f, ("curriculum", *COLUMNS), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    text = table(rows)
+    (args.out / "table.txt").write_text(text + "\n")
+    artifact.finish(
+        args.out,
+        kind="sft-sweep",
+        config=args,
+        parents={"model": args.model, "data": args.data},
+        extra={"cells": len(cells)},
+    )
+    print(text)
+
+
+def entry() -> None:
+    """Read the recipe's name, then the flags over the recipe's values."""
+    import tyro
+
+    try:
+        recipe, argv = split_recipe(sys.argv[1:], RECIPES, PROG)
+        config = RECIPES.get(recipe)
+    except UserError as e:
+        cli.fail(e)
+    missing: Any = tyro.MISSING
+    cli.run(
+        lambda args: main(recipe, args),
+        Args,
+        prog=f"{PROG} {recipe}",
+        description=main.__doc__,
+        default=Args(model=missing, data=missing, out=missing, train=config),
+        argv=argv,
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    entry()

@@ -151,7 +151,9 @@ def _write_hf(
     planned = [safetensors_files.Planned(n, v.dtype, v.shape, v.read) for n, v in views.items()]
     safetensors_files.write_folder(tmp, planned, max_shard_bytes, report)
     if checkpoint.format == "huggingface":  # nothing to translate: only shards change
-        shutil.copyfile(checkpoint.root / "config.json", tmp / "config.json")
+        for name in ("config.json", "generation_config.json"):
+            if (checkpoint.root / name).is_file():
+                shutil.copyfile(checkpoint.root / name, tmp / name)
         return
     main = max(views.values(), key=_nbytes)
     config = hf_config(model, **ids)

@@ -100,7 +100,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if path.is_file():
             raise UserError(f"{path}: is a file; give the folder that holds it")
         if not path.is_dir():
-            raise UserError(f"{path}: no such folder")
+            hub = (
+                f"; is it a Hub model? hf download {path} --local-dir DIR"
+                if _hub_like(path)
+                else ""
+            )
+            raise UserError(f"{path}: no such folder{hub}")
     except OSError as e:
         raise UserError(f"{path}: cannot be read ({e.strerror})") from e
     path = Path(os.path.normpath(path))
@@ -127,6 +132,10 @@ def open_checkpoint(path: Path) -> Checkpoint:
         f"{safetensors_files.INDEX}, {BIN}, {BIN_INDEX}, .metadata (Megatron torch_dist) and "
         "*_model_states.pt (DeepSpeed)"
     )
+
+
+def _hub_like(path: Path) -> bool:
+    return not path.is_absolute() and len(path.parts) == 2 and not path.parent.exists()
 
 
 def _megatron(path: Path, latest: Path) -> Checkpoint:

@@ -1,13 +1,15 @@
 """One `ModelConfig` becomes a Megatron-Core model: MambaModel or GPTModel.
 
-With CUDA the layers are Transformer Engine's and mamba_ssm's kernels; without, Megatron's
-local layers with our norms, attention and SSD kernels.  Both write the same checkpoint keys.
+On CUDA with Transformer Engine the layers are its own, and the scan is mamba_ssm's; elsewhere
+they are Megatron's local layers with our norms, attention and SSD kernels (which hand over to
+mamba_ssm on CUDA if it is there).  Both write the same checkpoint keys.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +22,11 @@ from gatewright.models import ModelConfig
 
 GATE_PARAMETERS = ("A_log", "D", "dt_bias")
 """The per-head parameters of a Mamba-2 mixer that decide what it forgets."""
+
+
+def fused() -> bool:
+    """Tell whether models are built of Transformer Engine's layers."""
+    return cpu.present() and importlib.util.find_spec("transformer_engine") is not None
 
 
 def is_gate(name: str) -> bool:
@@ -55,8 +62,8 @@ def transformer_config(
             "ffn_hidden_size": model.ffn_dim,
             "gated_linear_unit": True,
             "activation_func": torch.nn.functional.silu,
-            "bias_activation_fusion": cpu.present(),
-            "apply_rope_fusion": cpu.present(),
+            "bias_activation_fusion": fused(),
+            "apply_rope_fusion": fused(),
         }
     return TransformerConfig(
         num_layers=model.n_layers,
@@ -66,7 +73,8 @@ def transformer_config(
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        bias_dropout_fusion=cpu.present(),
+        bias_dropout_fusion=fused(),
+        cross_entropy_loss_fusion=cpu.present(),
         init_method_std=init_std,
         perform_initialization=perform_initialization,
         params_dtype=torch.float32,  # initialised in full precision; build_model lowers it
@@ -176,8 +184,7 @@ def _mamba(model: ModelConfig, config: Any) -> nn.Module:
 
 def _mamba_stack(model: ModelConfig) -> Any:
     """Return the layer specification of a plain Mamba-2 stack."""
-    if not cpu.present():
-        _bind_mixer_to_our_kernels()
+    _bind_mixer_to_our_kernels()
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.ssm.mamba_block import MambaStack, MambaStackSubmodules
     from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
@@ -186,7 +193,7 @@ def _mamba_stack(model: ModelConfig) -> Any:
 
     from gatewright.megatron.local_layers import LocalRMSNorm
 
-    if cpu.present():
+    if fused():
         from megatron.core.extensions.transformer_engine import (
             TELayerNormColumnParallelLinear,
             TERowParallelLinear,
@@ -219,18 +226,21 @@ def _mamba_stack(model: ModelConfig) -> Any:
 
 
 def _bind_mixer_to_our_kernels() -> None:
-    """Give Megatron's mixer, which imports mamba_ssm by name, our kernels and norms."""
+    """Give Megatron's mixer, which imports mamba_ssm and norms by name, ours where they lack."""
     from megatron.core.ssm import mamba_block, mamba_mixer
 
     from gatewright import kernels
     from gatewright.megatron.local_layers import LocalGatedRMSNorm, LocalRMSNorm
 
+    if not fused():
+        mamba_block.TENorm = LocalRMSNorm
+    if mamba_mixer.HAVE_MAMBA_SSM and cpu.present():
+        return
     mamba_mixer.HAVE_MAMBA_SSM = True
     mamba_mixer.ExtendedRMSNorm = LocalGatedRMSNorm
     mamba_mixer.mamba_split_conv1d_scan_combined = kernels.mamba_split_conv1d_scan_combined
     mamba_mixer.mamba_chunk_scan_combined = kernels.mamba_chunk_scan_combined
     mamba_mixer._check_mamba_sequence_packing_support = lambda **_: (True, None)
-    mamba_block.TENorm = LocalRMSNorm
 
 
 def _llama(model: ModelConfig, config: Any) -> nn.Module:
@@ -252,7 +262,7 @@ def _llama_layer(config: Any) -> Any:
     """Return the layer specification of a Llama block."""
     from megatron.core.models.gpt import gpt_layer_specs
 
-    if cpu.present():
+    if fused():
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
     from megatron.core.transformer.transformer_block import (
         TransformerBlockSubmodules,

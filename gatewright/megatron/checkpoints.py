@@ -10,7 +10,9 @@ next start.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
+import queue
 import re
 import shutil
 import time
@@ -202,6 +204,7 @@ class Saver:
         self._config = config
         self._description = description
         self._queue = AsyncCallsQueue() if config.asynchronous else None
+        _answer_through_a_local_queue(asynchronous=config.asynchronous)
 
     def save(
         self, model: nn.Module, optimizer: Any, schedule: Any, step: int, consumed_samples: int
@@ -268,6 +271,18 @@ class Saver:
         self.finish(block=True)
         if self._queue is not None:
             self._queue.close()
+
+
+def _answer_through_a_local_queue(*, asynchronous: bool) -> None:
+    """Let writers report through a queue of this process or of its forks.
+
+    Megatron starts a manager process for that, which imports the main module anew: seconds
+    at the first save, and a process left behind when the trainer is killed.
+    """
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    context = multiprocessing.get_context("fork")
+    filesystem_async._results_queue = context.Queue() if asynchronous else queue.Queue()
 
 
 def _save_strategy() -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gatewright.megatron import cpu
-from gatewright.megatron.build import is_gate
+from gatewright.megatron.build import fused, is_gate
 from gatewright.megatron.config import ParallelConfig, TrainConfig
 
 
@@ -54,7 +54,7 @@ class GroupStepAdamW(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            step = torch.tensor(float(group["step"]))
+            step = torch.tensor(float(group["step"]), device=updated[0].device)
             torch._fused_adamw_(
                 updated,
                 [p.grad for p in updated],
@@ -133,7 +133,7 @@ def build(wrapped: nn.Module, train: TrainConfig, parallel: ParallelConfig) -> t
     from megatron.core.optimizer.optimizer_config import OptimizerConfig
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    if not cpu.present():
+    if not fused():
         _use_our_adam()
     config = OptimizerConfig(
         optimizer="adam",

@@ -13,8 +13,9 @@ back in blocks, and offsets and document numbers are computed block by block.
 from __future__ import annotations
 
 import os
+import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -66,24 +67,18 @@ def append_file(source: Path, target: Path, at: int) -> int:
     The kernel copies (and shares the blocks on file systems that can); whatever stood beyond
     `at` is cut off first.
     """
-    size = source.stat().st_size
+    left = source.stat().st_size
+    end = at + left
     with open(source, "rb") as src, open(target, "r+b" if target.exists() else "w+b") as dst:
         dst.truncate(at)
         dst.seek(at)
-        left = size
-        copy: Callable[[int], int] = lambda n: os.copy_file_range(src.fileno(), dst.fileno(), n)  # noqa: E731
         try:
-            while left:
-                moved = copy(min(left, 1 << 30))
-                if not moved:
-                    break
+            while left and (moved := os.copy_file_range(src.fileno(), dst.fileno(), left)):
                 left -= moved
         except OSError:  # not supported between these files
-            src.seek(size - left)
-            dst.seek(at + size - left)
-        while left and (data := src.read(1 << 22)):
-            dst.write(data)
-            left -= len(data)
+            src.seek(-left, os.SEEK_END)
+            dst.seek(end - left)
+            shutil.copyfileobj(src, dst, 1 << 22)
         dst.flush()
         os.fsync(dst.fileno())
-    return at + size
+    return end

@@ -1,6 +1,6 @@
 """Worker processes that turn one shard of text at a time into token files of its own.
 
-A finished shard is three files in the work folder: `N.bin` (tokens), `N.len` (int32 document
+A finished shard is four files in the work folder: `N.bin` (tokens), `N.len` (int32 document
 lengths), `N.counts` (int64 occurrences of every token) and, written last, `N.json`.  A run
 that is killed loses only the shards that were being encoded.
 """
@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gatewright import artifact
 from gatewright.documents import BadLines, documents
 from gatewright.errors import UserError
 from pretrain import corpus_encoder
+from pretrain.corpus_index import token_dtype
 
 FLUSH_BYTES = 4 << 20
 POLL_SECONDS = 0.5
@@ -73,88 +74,81 @@ class _Consumed:
             os._exit(1)
 
 
-def _write(
-    path: Path, settings: Settings, encoder: Any, eod: int, dtype: np.dtype, vocab_size: int,
-    index: int, consumed: Any,
-) -> ShardResult:  # fmt: skip
-    """Encode a shard into temporary files and move them into place."""
-    result = ShardResult(index, short_cut=encoder.has_short_cut)
-    bad = BadLines(settings.skip_bad_lines)
-    counts = np.zeros(vocab_size, dtype=np.int64)
-    end = np.array([eod], dtype=dtype).tobytes()
-    itemsize = dtype.itemsize
-    stem = settings.work / str(index)
-    tmp = {k: stem.with_suffix(f".{k}.tmp-{os.getpid()}") for k in ("bin", "len", "counts")}
-    held, lengths = bytearray(), array.array("i")
-    with open(tmp["bin"], "wb") as tokens_file, open(tmp["len"], "wb") as lengths_file:
-
-        def flush() -> None:
-            nonlocal counts
-            counts += np.bincount(np.frombuffer(held, dtype=dtype), minlength=vocab_size)
-            tokens_file.write(held)
-            lengths.tofile(lengths_file)
-            result.documents += len(lengths)
-            result.tokens += len(held) // itemsize
-            held.clear()
-            del lengths[:]
-
-        for text in documents(path, field=settings.field, bad=bad, consumed=consumed):
-            if not text:
-                result.empty_documents += 1
-                continue
-            before = len(held)
-            held += encoder.encode(text)
-            held += end
-            lengths.append((len(held) - before) // itemsize)
-            result.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8"))
-            if len(held) >= FLUSH_BYTES:
-                flush()
-        flush()
-    with open(tmp["counts"], "wb") as f:
-        counts.tofile(f)
-    result.bad_lines = len(bad.found)
-    result.first_bad_lines = bad.found[:KEPT_BAD_LINES]
-    for kind, file in tmp.items():
-        with open(file, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(file, stem.with_suffix(f".{kind}"))
-    artifact.write_json(stem.with_suffix(".json"), dataclasses.asdict(result))
-    return result
-
-
 class ShardEncoder:
     """Encodes shards in this process; the tokenizer is loaded once."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._tokenizer, self._vocab_size, self._eod = corpus_encoder.load(settings.tokenizer)
-        self._dtype = _dtype(self._vocab_size)
+        self._tokenizer, self._vocab_size, eod = corpus_encoder.load(settings.tokenizer)
+        self._dtype = token_dtype(self._vocab_size)
+        self._end = np.array([eod], dtype=self._dtype).tobytes()
         self._encoder = self._new_encoder(settings.short_cut)
 
     def _new_encoder(self, short_cut: bool) -> corpus_encoder.Encoder:
         return corpus_encoder.Encoder(self._tokenizer, self._dtype, short_cut=short_cut)
 
-    def encode(self, path: Path, index: int, consumed: Any) -> ShardResult:
+    def encode(self, path: Path, index: int, consumed: Callable[[int], None]) -> ShardResult:
         """Encode one shard; its record is on disk when this returns.
 
         Raises:
             UserError: a bad line beyond the limit, or a file that cannot be read.
         """
-        where = (self._eod, self._dtype, self._vocab_size, index, consumed)
+        stem = self._settings.work / str(index)
+        tmp = {k: stem.with_suffix(f".{k}.tmp-{os.getpid()}") for k in ("bin", "len", "counts")}
         try:
-            return _write(path, self._settings, self._encoder, *where)
-        except corpus_encoder.ShortCutError:
-            self._encoder = self._new_encoder(False)
-            return _write(path, self._settings, self._encoder, *where)
+            try:
+                result = self._write(path, index, tmp, consumed)
+            except corpus_encoder.ShortCutError:
+                self._encoder = self._new_encoder(False)
+                result = self._write(path, index, tmp, consumed)
+            for kind, file in tmp.items():
+                with open(file, "rb") as written:
+                    os.fsync(written.fileno())
+                os.replace(file, stem.with_suffix(f".{kind}"))
         finally:
-            for left in self._settings.work.glob(f"{index}.*.tmp-{os.getpid()}"):
-                left.unlink()
+            for file in tmp.values():
+                file.unlink(missing_ok=True)
+        artifact.write_json(stem.with_suffix(".json"), dataclasses.asdict(result))
+        return result
 
+    def _write(
+        self, path: Path, index: int, tmp: Mapping[str, Path], consumed: Callable[[int], None]
+    ) -> ShardResult:
+        """Write a shard's tokens, lengths and counts into the given files."""
+        settings, itemsize = self._settings, self._dtype.itemsize
+        result = ShardResult(index, short_cut=self._encoder.has_short_cut)
+        bad = BadLines(settings.skip_bad_lines)
+        counts = np.zeros(self._vocab_size, dtype=np.int64)
+        held, lengths = bytearray(), array.array("i")
+        with open(tmp["bin"], "wb") as tokens_file, open(tmp["len"], "wb") as lengths_file:
 
-def _dtype(vocab_size: int) -> np.dtype:
-    from pretrain.corpus_index import token_dtype
+            def flush() -> None:
+                found = np.frombuffer(held, dtype=self._dtype)
+                counts[:] += np.bincount(found, minlength=self._vocab_size)
+                result.documents += len(lengths)
+                result.tokens += len(found)
+                del found  # a bytearray that is looked at cannot be emptied
+                tokens_file.write(held)
+                lengths.tofile(lengths_file)
+                held.clear()
+                del lengths[:]
 
-    return token_dtype(vocab_size)
+            for text in documents(path, field=settings.field, bad=bad, consumed=consumed):
+                if not text:
+                    result.empty_documents += 1
+                    continue
+                before = len(held)
+                held += self._encoder.encode(text)
+                held += self._end
+                lengths.append((len(held) - before) // itemsize)
+                result.text_bytes += len(text) if text.isascii() else len(text.encode("utf-8"))
+                if len(held) >= FLUSH_BYTES:
+                    flush()
+            flush()
+        counts.tofile(tmp["counts"])
+        result.bad_lines = len(bad.found)
+        result.first_bad_lines = bad.found[:KEPT_BAD_LINES]
+        return result
 
 
 def _worker(

@@ -19,6 +19,7 @@ _WIDTH, _HEIGHT = 860, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 640, 40, 370
 _HISTOGRAM = (665, 845)
 MAX_DOTS_PER_LAYER = 512
+BINS = 24
 
 
 class _Scale:
@@ -54,11 +55,14 @@ def tau_svg(checkpoints: Sequence[tuple[str, Sequence[LayerGates]]], dt_from: st
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
         *_axes(scale, dt_from),
     ]
+    edges = np.linspace(scale.low, scale.high, BINS + 1)
+    counts = [np.histogram(np.log10(tau), bins=edges)[0] for tau in taus]
+    most = max(int(c.max()) for c in counts)
     for i, (title, layers) in enumerate(checkpoints):
         parts += _dots(scale, layers, COLOURS[i], shift=(i - (len(checkpoints) - 1) / 2) * 0.3)
-        parts += _bars(scale, taus[i], COLOURS[i])
+        parts += _bars(scale, counts[i], most, COLOURS[i])
         parts.append(
-            f'<text x="{_LEFT + i * 285}" y="22" fill="{COLOURS[i]}">{escape(title[-40:])}: '
+            f'<text x="{_LEFT + i * 285}" y="22" fill="{COLOURS[i]}">{escape(title[-24:])}: '
             f"median {np.median(taus[i]):.3g}</text>"
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -116,14 +120,14 @@ def _dots(scale: _Scale, layers: Sequence[LayerGates], colour: str, shift: float
     return parts
 
 
-def _bars(scale: _Scale, tau: np.ndarray, colour: str) -> list[str]:
-    edges = np.linspace(scale.low, scale.high, 25)
-    counts, _ = np.histogram(np.log10(tau), bins=edges)
+def _bars(scale: _Scale, counts: np.ndarray, most: int, colour: str) -> list[str]:
+    """Draw a histogram sideways; `most` is the count that fills the width."""
     left, right = _HISTOGRAM
-    height = (_BOTTOM - _TOP) / (len(edges) - 1)
+    height = (_BOTTOM - _TOP) / BINS
+    edges = np.linspace(scale.low, scale.high, BINS + 1)
     return [
         f'<rect x="{left}" y="{scale.y(10 ** edges[i + 1]):.1f}" height="{height:.1f}" '
-        f'width="{(right - left) * n / counts.max():.1f}" fill="{colour}" fill-opacity="0.4"/>'
+        f'width="{(right - left) * n / most:.1f}" fill="{colour}" fill-opacity="0.4"/>'
         for i, n in enumerate(counts)
         if n
     ]

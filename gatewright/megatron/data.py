@@ -8,7 +8,7 @@ number of processes: global batch n holds the same sequences whatever the layout
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,22 @@ class Corpus:
             if not Path(prefix + ".bin").is_file():
                 raise UserError(f"{prefix}.bin: is missing; run pretrain.prepare again")
         return cls(prefixes, eod_id)
+
+
+def write_documents(folder: Path, documents: Iterable[np.ndarray]) -> None:
+    """Write a small corpus (tests, benchmarks) as text.bin and text.idx.
+
+    Args:
+        documents: one-dimensional arrays of uint16 token numbers, end-of-document included.
+    """
+    cpu.enable()
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    folder.mkdir(parents=True, exist_ok=True)
+    builder = IndexedDatasetBuilder(str(folder / "text.bin"), dtype=np.uint16)
+    for tokens in documents:
+        builder.add_document(torch.from_numpy(tokens.astype(np.int64)), [len(tokens)])
+    builder.finalize(str(folder / "text.idx"))
 
 
 class _EndOfDocument:

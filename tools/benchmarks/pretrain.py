@@ -60,16 +60,13 @@ def _endless(recipe: PretrainConfig) -> PretrainConfig:
 
 def _write_corpus(folder: Path, documents: int = 3000) -> data.Corpus:
     """Write documents of Zipf-distributed tokens."""
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    folder.mkdir()
     rng = np.random.default_rng(0)
-    builder = IndexedDatasetBuilder(str(folder / "text.bin"), dtype=np.uint16)
+    written = []
     for length in rng.integers(50, 400, documents):
         tokens = np.minimum(rng.zipf(1.2, length), 8191)
         tokens[-1] = EOD
-        builder.add_document(torch.from_numpy(tokens.astype(np.int64)), [int(length)])
-    builder.finalize(str(folder / "text.idx"))
+        written.append(tokens)
+    data.write_documents(folder, written)
     return data.Corpus.of_folder(folder, EOD)
 
 

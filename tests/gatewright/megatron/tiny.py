@@ -54,23 +54,17 @@ MODELS = {
 
 def write_corpus(folder: Path, documents: int = 300, seed: int = 0) -> Path:
     """Write counting sequences (t, t + stride, ...), each ended by EOD, as an IndexedDataset."""
-    import torch
+    from gatewright.megatron import data
 
-    from gatewright.megatron import cpu
-
-    cpu.enable()
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
-
-    folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    builder = IndexedDatasetBuilder(str(folder / "text.bin"), dtype=np.uint16)
+    written = []
     for _ in range(documents):
         length = int(rng.integers(10, 90))
         start, stride = rng.integers(1, VOCAB), rng.integers(1, 4)
         tokens = (start + stride * np.arange(length)) % (VOCAB - 1) + 1
         tokens[-1] = EOD
-        builder.add_document(torch.from_numpy(tokens.astype(np.int64)), [length])
-    builder.finalize(str(folder / "text.idx"))
+        written.append(tokens)
+    data.write_documents(folder, written)
     return folder
 
 

@@ -1,7 +1,7 @@
 """Recall in fixed-state recurrences: cells, tasks, curricula and the tests between them.
 
-`recurrences` holds the one state update that all cells share, plain and chunked; `cells` the
-cells; `model` the harness around them; `tasks` the sequences and their honest floors;
-`curriculum` the distance schedules; `runs` training and measurement; `table` every number of
-the paper's summary beside ours.
+`cells` holds the cells (their one state update is `gatewright.rank_one_scan`); `model` the
+harness around them; `tasks` the sequences and their honest floors; `curriculum` the distance
+schedules; `runs` training and measurement; `arms` the settings of the table; `table` every
+number of the paper's summary beside ours.
 """

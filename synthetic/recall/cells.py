@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad, silu, softplus
 
+from gatewright.rank_one_scan import MIN_LOG_DECAY, chunked, recurrence
 from synthetic import ensemble
 from synthetic.ensemble import Parameters
-from synthetic.recall.recurrences import MIN_LOG_DECAY, chunked, recurrence
 
 Name = Literal[
     "deltanet",
@@ -64,7 +64,9 @@ class Cell:
         if self.name not in NAMES:
             raise ValueError(f"no cell {self.name!r}; cells: {', '.join(NAMES)}")
         if self.name == "attention" and (self.conv or self.width % self.heads):
-            raise ValueError("attention is the unarmed control; its heads must divide its width")
+            raise ValueError(
+                "attention is the unarmed control: give --no-conv, and a width its heads divide"
+            )
 
     @property
     def inner(self) -> int:

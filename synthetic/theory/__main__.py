@@ -27,7 +27,7 @@ class Args:
     steps: int | None = None
     """SGD steps (a, c, d) or the most steps to wait for an escape (b); default the paper's."""
     seeds: int | None = None
-    """Number of seeds; default 40 (a), 5 (b), 5 (c), 3 (d)."""
+    """Number of seeds; default 40 (a), 5 (b), 5 (c), 1 (d)."""
     alpha0: str | None = None
     """Initial decay factors for a and b, comma-separated."""
     tau: str | None = None

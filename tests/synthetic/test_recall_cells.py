@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from gatewright.rank_one_scan import MIN_LOG_DECAY, chunked, recurrence
 from synthetic import ensemble
 from synthetic.recall import cells, model
 from synthetic.recall.cells import Cell
-from synthetic.recall.recurrences import MIN_LOG_DECAY, chunked, recurrence
 
 RECURRENT = [n for n in cells.NAMES if n != "attention"]
 

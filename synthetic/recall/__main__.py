@@ -1,0 +1,224 @@
+"""`python -m synthetic.recall table|run`: the anatomy of associative recall."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Literal
+
+from gatewright import cli
+from gatewright.errors import UserError
+from synthetic.sweep import Sweep, print_verdicts
+
+PROG = "python -m synthetic.recall"
+
+
+@dataclasses.dataclass
+class RunArgs:
+    """Train one cell on one task, its seeds together, and measure it beside its floors."""
+
+    out: Path
+    """Folder for results.jsonl and summary.json."""
+    cell: str
+    """deltanet, gated_deltanet, gated_deltanet_scalar, rwkv7, rwkv7_diagonal, mamba2, attention."""
+    conv: bool = True
+    """With the width-4 causal depthwise convolution (armed); attention needs --no-conv."""
+    task: Literal["mqar", "haystack", "collision", "s5"] = "mqar"
+    """Which task."""
+    pairs: int = 32
+    """K, key-value pairs of the table (mqar)."""
+    layout: Literal["fixed", "shuffled"] = "fixed"
+    """mqar: the authors' fixed keys with one query, or shuffled keys with eight."""
+    length: int = 64
+    """Tokens of a haystack or collision sequence; twice the depth of S5."""
+    dense: int = 1
+    """Queries per training sequence (haystack, collision)."""
+    curriculum: Literal["none", "uniform", "ramp", "gated"] = "none"
+    """How the distance grows while training (haystack, collision)."""
+    causal: bool = False
+    """Forward only; without it the model is a bidirectional masked denoiser."""
+    layers: int = 1
+    """Layers (the authors: 1 for mqar, 2 for the others)."""
+    width: int = 32
+    """d, the model dimension (the authors: 32; 128 for s5)."""
+    seeds: int = 5
+    """Seeds, trained together."""
+    steps: int = 2000
+    """Training steps (the authors, mqar: 2,000 + 125 K)."""
+    batch: int = 128
+    """Sequences per step and seed (the authors: 256)."""
+    lr: float = 3e-3
+    """Peak learning rate (the authors: 1e-3)."""
+    sequences: int = 2048
+    """Evaluation sequences (the authors')."""
+    fast: bool = True
+    """The chunked form of the cell; --no-fast runs the token-by-token recurrence."""
+    threads: int = 2
+    """Threads that torch may use."""
+
+
+@dataclasses.dataclass
+class TableArgs:
+    """Run every arm of the small table and test every claim of the summary."""
+
+    out: Path
+    """Folder for results.jsonl, summary.json and the figure; an unfinished one is resumed."""
+    parts: str = "fixed,shuffled,wall,lift,collision,s5"
+    """Parts of the table, comma-separated."""
+    pairs: int = 32
+    """K of the MQAR arms."""
+    seeds: int = 5
+    """Seeds per arm, trained together."""
+    scale_steps: float = 1.0
+    """Multiply every arm's steps (for a quick look; the verdicts then say little)."""
+    sequences: int = 2048
+    """Evaluation sequences."""
+    threads: int = 2
+    """Threads that torch may use."""
+
+
+def _positive(args: RunArgs | TableArgs, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) <= 0:
+            raise UserError(
+                f"--{name.replace('_', '-')} must be positive, not {getattr(args, name)}"
+            )
+
+
+def run(args: RunArgs) -> None:
+    """Train one arm and print every seed beside its floor and rebinding score."""
+    _positive(
+        args,
+        "pairs",
+        "length",
+        "layers",
+        "width",
+        "seeds",
+        "steps",
+        "batch",
+        "lr",
+        "sequences",
+        "threads",
+    )
+
+    import torch
+
+    from synthetic.recall import cells, runs, table, tasks
+
+    torch.set_num_threads(args.threads)
+    if args.cell not in cells.NAMES:
+        raise UserError(
+            f"--cell: no {args.cell!r}{cli.nearest(args.cell, cells.NAMES)}; "
+            f"choose from {', '.join(cells.NAMES)}"
+        )
+    if args.curriculum != "none" and args.task not in ("haystack", "collision"):
+        raise UserError("--curriculum belongs to --task haystack or collision")
+    try:
+        arm = runs.Arm(
+            task=tasks.Task(args.task, args.pairs, args.layout, args.length, args.dense),
+            cell=cells.Cell(args.cell, args.width, args.conv, fast=args.fast),  # type: ignore[arg-type]
+            layers=args.layers,
+            bidirectional=not args.causal,
+            curriculum=args.curriculum,
+            steps=args.steps,
+            batch=args.batch,
+            lr=args.lr,
+        )
+    except ValueError as e:
+        raise UserError(str(e)) from e
+    config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
+    start = time.monotonic()
+    with Sweep(args.out, "recall run", config) as sweep:
+        rows = runs.run(arm, list(range(args.seeds)), args.sequences, args.cell)
+        sweep.add_all({"arm": args.cell, **r} for r in rows)
+        lines = table.arm_rows(sweep.rows)
+        floors = tasks.floors(arm.task)
+        sweep.finish(
+            {
+                "accuracy": lines[0]["mean"],
+                **lines[0],
+                "floors": floors,
+                "seconds": round(time.monotonic() - start, 1),
+            }
+        )
+    table.print_table(lines)
+    for r in rows:
+        mark = "  nothing bound" if r.get("nothing_bound") else ""
+        rebinding = f", rebinding {r['rebinding']:.3f}" if "rebinding" in r else ""
+        print(f"seed {r['seed']}: {r['accuracy']:.3f} (floor {r['floor']:.3f}{rebinding}){mark}")
+
+
+def table(args: TableArgs) -> None:
+    """Run the small table, its arms one after the other, each arm's seeds together."""
+    _positive(args, "pairs", "seeds", "scale_steps", "sequences", "threads")
+
+    import torch
+
+    from synthetic.recall import arms, figure, runs
+    from synthetic.recall import table as report
+
+    torch.set_num_threads(args.threads)
+    parts = [p.strip() for p in args.parts.split(",") if p.strip()]
+    for part in parts:
+        if part not in arms.PARTS:
+            raise UserError(
+                f"--parts: no {part!r}{cli.nearest(part, arms.PARTS)}; "
+                f"choose from {', '.join(arms.PARTS)}"
+            )
+    if not parts:
+        raise UserError(f"--parts: name at least one of {', '.join(arms.PARTS)}")
+    try:
+        every = arms.all_arms(args.pairs)
+    except ValueError as e:
+        raise UserError(str(e)) from e
+    config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
+    chosen = {name: arm for name, arm in every.items() if name.split("/")[0] in parts}
+    with Sweep(args.out, "recall table", config) as sweep:
+        for i, (name, arm) in enumerate(chosen.items(), start=1):
+            if sweep.has(arm=name):
+                continue
+            start = time.monotonic()
+            arm = arms.scaled(arm, args.scale_steps)
+            rows = runs.run(
+                arm, list(range(args.seeds)), args.sequences, f"[{i}/{len(chosen)}] {name}"
+            )
+            seconds = round(time.monotonic() - start, 1)
+            sweep.add_all({"arm": name, **r, "arm_seconds": seconds} for r in rows)
+        lines = report.arm_rows(sweep.rows)
+        found = report.verdicts(sweep.rows)
+        figure.draw(args.out, sweep.rows, lines)
+        seconds = sum({r["arm"]: r["arm_seconds"] for r in sweep.rows}.values())
+        sweep.finish(
+            {
+                "arms": lines,
+                "verdicts": found,
+                "survivors": report.survivors(found),
+                "seconds": round(seconds, 1),
+            }
+        )
+    report.print_table(lines)
+    print_verdicts(found)
+    print(f"trained for {seconds / 60:.1f} minutes in all")
+
+
+COMMANDS = {"table": (table, TableArgs), "run": (run, RunArgs)}
+
+
+def command(argv: list[str]) -> None:
+    """Choose the command by its first word."""
+    if argv and argv[0] in COMMANDS:
+        function, arguments = COMMANDS[argv[0]]
+        cli.run(function, arguments, prog=f"{PROG} {argv[0]}", argv=argv[1:])  # type: ignore[arg-type]
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: {PROG} table|run --out DIR [--flag value ...]")
+        for name, (function, _) in COMMANDS.items():
+            print(f"  {name:6} {(function.__doc__ or '').strip()}")
+        raise SystemExit(0)
+    given = f", not {argv[0]!r}{cli.nearest(argv[0], COMMANDS)}" if argv else ""
+    cli.fail(UserError(f"name what to run: {PROG} table|run{given}"))
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:])

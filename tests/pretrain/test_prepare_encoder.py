@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import (
@@ -18,8 +19,8 @@ from tokenizers import (
 )
 
 from pretrain import corpus_encoder
-from pretrain.corpus_encoder import Encoder, ShortCutError, _parts
-from tokenizer.train import train
+from pretrain.corpus_encoder import Encoder, ShortCutError, _parts, ascii_pattern
+from tokenizer.train import PIECES, train
 
 U16 = np.dtype(np.uint16)
 TEXT = [
@@ -114,6 +115,25 @@ def test_every_settled_character_in_context(tokenizer, monkeypatch):
         if encoder._settled(text):
             same(tokenizer, encoder, text)
     assert len(encoder._pieces) > 10_000, "the short cut was taken"
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text(st.characters(max_codepoint=127), max_size=80))
+def test_any_ascii_text(tokenizer, text):
+    same(tokenizer, Encoder(tokenizer, U16), text)
+
+
+def test_ascii_pattern():
+    for pattern in (PIECES, corpus_encoder.GPT2_PATTERN, LLAMA3_LIKE):
+        narrow = ascii_pattern(pattern)
+        assert narrow is not None
+        assert narrow.groups == 0
+        assert narrow.findall("it's 12") == regex.compile(pattern).findall("it's 12")
+    assert ascii_pattern(r"\p{L}[\p{N}_\]\p{L}]").pattern == r"[A-Za-z][0-9_\]A-Za-z]"
+    assert ascii_pattern(r"\p{Lu}+") is None
+    assert ascii_pattern(r"[\P{L}]") is None
+    assert ascii_pattern(r"[a[b]]") is None, "nested sets mean something else to regex"
+    assert ascii_pattern(r"(?<name") is None
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,30 @@ def mamba_split_conv1d_scan_combined(
     assert p is not None
     d_inner, d_conv = h * p, conv1d_weight.shape[0]
     n = (d_conv - d_inner) // (2 * ngroups)
+    if zxbcdt.is_cuda and backend.active_backend() == "cuda":
+        module = backend.cuda_module("mamba_ssm.ops.triton.ssd_combined")
+        assert module is not None
+        return module.mamba_split_conv1d_scan_combined(
+            zxbcdt,
+            conv1d_weight,
+            conv1d_bias,
+            dt_bias,
+            A,
+            D,
+            chunk_size,
+            initial_states=initial_states,
+            seq_idx=None if seq_idx is None else seq_idx.to(torch.int32),
+            dt_limit=dt_limit,
+            return_final_states=return_final_states,
+            activation=activation,
+            rmsnorm_weight=rmsnorm_weight,
+            rmsnorm_eps=rmsnorm_eps,
+            outproj_weight=outproj_weight,
+            outproj_bias=outproj_bias,
+            headdim=headdim,
+            ngroups=ngroups,
+            norm_before_gate=norm_before_gate,
+        )
     library = backend.native_for(zxbcdt)
     fused = (
         library is not None

@@ -424,3 +424,25 @@ def test_a_dead_worker_is_noticed(corpus, tokenizer, tmp_path, monkeypatch):
     )
     with pytest.raises(RuntimeError, match="a worker died .exit code -9"):
         run(corpus[0], tokenizer, tmp_path / "c", workers=2)
+
+
+def test_memory_does_not_grow_with_the_input(tokenizer, tmp_path):
+    """Peak memory of a process that prepares 2 MB of text in one shard, and 20 MB."""
+    block = zstandard.ZstdCompressor().compress(jsonl(documents(20_000)))
+    code = (
+        "import resource, sys; from pathlib import Path; from pretrain import prepare\n"
+        "prepare.main(prepare.Args(input=(sys.argv[1],), tokenizer=Path(sys.argv[2]),"
+        " out=Path(sys.argv[3]), workers=1))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks, sizes = [], []
+    for times in (1, 10):
+        shard, out = tmp_path / f"{times}.jsonl.zst", tmp_path / f"c{times}"
+        shard.write_bytes(block * times)
+        command = [sys.executable, "-c", code, str(shard), str(tokenizer), str(out)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+        sizes.append(artifact.read_manifest(out)["extra"]["text_bytes"] / 1e6)
+    assert sizes[1] == pytest.approx(10 * sizes[0])
+    assert sizes[0] > 1
+    assert peaks[1] - peaks[0] < 8, (peaks, sizes)

@@ -60,9 +60,21 @@ def process_group(device: torch.device, *, deepspeed: bool = True) -> Iterator[N
             _import_deepspeed(device)
         yield
     finally:
-        dist.destroy_process_group()
+        _leave(deepspeed)
         for name in added:
             os.environ.pop(name, None)
+
+
+def _leave(deepspeed: bool) -> None:
+    """Destroy the process group, and DeepSpeed's memory of it if it has one."""
+    if deepspeed:
+        from deepspeed import comm as deepspeed_comm
+
+        deepspeed_comm.destroy_process_group()
+    else:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
 
 
 def _import_deepspeed(device: torch.device) -> None:

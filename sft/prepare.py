@@ -243,12 +243,19 @@ def outcomes(maker: Maker, source: Iterator[Numbered], workers: int) -> Iterator
 def collect_tools(args: Args) -> ToolCorpus:
     """Return the distinct tools of all usable rows (first pass)."""
     corpus = ToolCorpus(args.tool_corpus_limit, args.seed)
+    usable = 0
+    first_drop = "there is none"
     for _, where, line in numbered_lines(args.input, "collecting tools"):
         try:
             corpus.add(read_row(line, where).tools)
+            usable += 1
         except Dropped as e:
             if args.strict:
                 raise UserError(f"{where}: {e}; mend the row, or leave --strict out") from e
+            if first_drop == "there is none":
+                first_drop = f"{where}: {e}"
+    if not usable:
+        raise UserError(f"no row of the input is usable; the first: {first_drop}")
     return corpus
 
 

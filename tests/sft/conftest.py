@@ -1,5 +1,6 @@
 """Fixtures of the fine-tuning tests, each made once a session."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,12 @@ def data(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
         )
     )
     return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    """DeepSpeed's process group of one, for runs inside this process."""
+    from sft.engine import process_group, use_device
+
+    with process_group(use_device()):
+        yield

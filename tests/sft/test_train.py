@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from gatewright.chat import TEMPLATE
 from gatewright.errors import UserError
 from gatewright.runlog import read_metrics
 from sft import train
-from sft.engine import process_group, use_device
 from sft.recipes import RECIPES
 from tests.sft.material import ROOT, build_model, build_tokenizer, python_m
 
@@ -48,13 +46,6 @@ def train_here(recipe: str, model: Path, data: Path, out: Path, **changes: Any) 
 
 def losses(out: Path) -> list[float]:
     return [row["loss"] for row in read_metrics(out / "metrics.jsonl")]
-
-
-@pytest.fixture(scope="module")
-def group() -> Iterator[None]:
-    """DeepSpeed's process group of one, for runs inside this process."""
-    with process_group(use_device()):
-        yield
 
 
 @pytest.mark.usefixtures("group")

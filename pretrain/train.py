@@ -50,6 +50,10 @@ class Args:
     parallel: ParallelConfig
     checkpoint: CheckpointConfig
     log: LogConfig
+    init_gate_offset: float
+    """Added to every initial A_log (the papers' additive offset; -10 is practically no decay)."""
+    exit_duration_minutes: float | None
+    """Save and leave with code 75 after this long (Slurm time limits)."""
     vocab_follows_tokenizer: bool
     """Take vocab_size from the tokenizer, padded to a multiple of 128."""
 
@@ -132,7 +136,7 @@ _MAY_CHANGE = (
     "parallel.",
     "checkpoint.",
     "log.",
-    "train.exit_duration_minutes",
+    "exit_duration_minutes",
     "train.micro_batch_sequences",
     "train.recompute",
     "train.on_bad_loss",

@@ -6,6 +6,7 @@ Units are in the names: sequences or tokens, global unless a name says otherwise
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 from gatewright.errors import UserError
@@ -125,16 +126,12 @@ class TrainConfig:
     """Keep A_log, D and dt_bias in fp32 in a bf16 model (bf16 rounds a decay rate by 0.8%)."""
     init_std: float = 0.02
     """Standard deviation of initial weights."""
-    init_gate_offset: float = 0.0
-    """Added to every initial A_log (the papers' additive offset; -inf is no decay)."""
     seed: int = 1234
     """Seed of initialisation and of the order of data."""
     reset_at_documents: bool = False
     """Let neither attention nor SSM state cross a document boundary."""
     recompute: Literal["none", "full"] = "none"
     """Recompute each layer's activations in the backward pass instead of keeping them."""
-    exit_duration_minutes: float | None = None
-    """Save and leave with code 75 after this long (Slurm time limits)."""
     on_bad_loss: Literal["stop", "skip"] = "stop"
     """What to do when a loss or gradient norm is not finite."""
     spike_factor: float = 0.0
@@ -218,8 +215,18 @@ class PretrainConfig:
     parallel: ParallelConfig = ParallelConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+    init_gate_offset: float = 0.0
+    """Added to every initial A_log (the papers' additive offset; -10 is practically no decay)."""
+    exit_duration_minutes: float | None = None
+    """Save and leave with code 75 after this long (Slurm time limits)."""
     vocab_follows_tokenizer: bool = False
     """Take vocab_size from the tokenizer, padded to a multiple of 128 (debug recipes)."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.init_gate_offset):
+            raise UserError(f"--init-gate-offset {self.init_gate_offset}: must be finite")
+        if self.init_gate_offset and self.model.family != "mamba2":
+            raise UserError("--init-gate-offset: a llama has no gates to shift")
 
     def fit_vocab(self, tokenizer_vocab_size: int, named: str) -> PretrainConfig:
         """Return the configuration with a vocabulary that holds the tokenizer's.

@@ -50,7 +50,7 @@ def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
     """
     with distributed.processes(config.parallel, seed=config.train.seed) as data_parallel:
         run = Run(config, corpus, out, data_parallel)
-        with run, signals.LeaveRequests(config.train.exit_duration_minutes) as requests:
+        with run, signals.LeaveRequests(config.exit_duration_minutes) as requests:
             while run.step < config.train.steps:
                 found = run.forward_backward()
                 trouble = run.examine(found)
@@ -99,7 +99,7 @@ class Run:
             parallel=parallel,
             fp32_gates=train.fp32_gates,
             init_std=train.init_std,
-            init_gate_offset=train.init_gate_offset,
+            init_gate_offset=config.init_gate_offset,
             recompute=train.recompute,
         )
         self.wrapped = optimizer.wrap(self.model, parallel)

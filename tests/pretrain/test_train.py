@@ -123,7 +123,7 @@ def test_a_run_leaves_what_the_next_stages_read(whole: Path, inputs: dict[str, P
 
 @pytest.mark.parametrize(
     ("more", "kills"),
-    [([], 1), (["--checkpoint.asynchronous", "--checkpoint.every-steps", "1"], 3)],
+    [([], 1), (["--checkpoint.asynchronous", "--checkpoint.every-steps", "1"], 2)],
     ids=["between saves", "while saving"],
 )
 def test_killed_and_started_again_equals_never_killed(
@@ -163,6 +163,20 @@ def test_a_signal_saves_and_leaves_with_the_documented_code(
     assert f"iter_{tiny.metrics(out)[-1]['step']:07d}" == saved
 
 
+def test_the_gate_offset_shifts_what_training_starts_from(
+    whole: Path, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """Any recipe takes `--init-gate-offset`; the time limit leaves after a first step."""
+    out = tmp_path / "run"
+    more = ["--init-gate-offset=-2", "--exit-duration-minutes", "0"]
+    printed = finish(start([*command(inputs, out, MAMBA), *more]), code=75)
+    assert "the time limit" in printed
+    before, after = (json.loads((p / "gates_at_start.json").read_text()) for p in (whole, out))
+    for layer in before:
+        A_log, shifted = before[layer][0], after[layer][0]
+        assert [a - 2 for a in A_log] == pytest.approx(shifted, abs=1e-5)
+
+
 def test_bad_input_is_one_line_and_touches_nothing(
     inputs: dict[str, Path], tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +197,8 @@ def test_bad_input_is_one_line_and_touches_nothing(
     assert "--train.lr-warmup-steps" in error([*good, "--train.lr-warmup-steps", "99"])
     too_small = [*good, "--no-vocab-follows-tokenizer", "--model.vocab-size", "128"]
     assert "has 256 tokens, more than --model.vocab-size 128" in error(too_small)
+    assert "has no gates" in error([*command(inputs, out, LLAMA), "--init-gate-offset", "1"])
+    assert "must be finite" in error([*good, "--init-gate-offset", "inf"])
     assert "already finished" in error(command(inputs, whole, MAMBA))
     assert not out.exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -37,7 +38,7 @@ def test_bf16_with_fp32_gates_trains_saves_and_resumes_exactly(
     assert train(whole, corpus, tmp_path / "whole").finished
     losses = tiny.losses(tmp_path / "whole")
     assert losses[-1] < losses[0] - 0.1
-    short = tiny.config(family, train={**bf16, "exit_duration_minutes": 0.0})
+    short = dataclasses.replace(whole, exit_duration_minutes=0.0)
     outcome = train(short, corpus, tmp_path / "parts")
     assert (outcome.step, outcome.reason) == (1, "the time limit")
     assert train(whole, corpus, tmp_path / "parts").finished

@@ -1,7 +1,8 @@
 """Scaling the gates of a 3 GB checkpoint: ours, `cp -r`, and load-edit-save with safetensors.
 
-A Mamba-2 of random bf16 weights in 8 shards is written into a temporary folder under the
-working directory and removed at the end (3 GB, plus one copy at a time).  Every side is a
+A Mamba-2 of random bf16 weights in 8 shards is written into a temporary folder under $TMPDIR
+(else the working directory) and removed at the end (3 GB, plus one copy at a time); which
+filesystem that is decides what `--link` can share.  Every side is a
 process of its own, timed from start to exit with the input in the page cache: ours with its
 hashes and manifest, the peer with its import of torch.  `cp` neither hashes nor checks.
 """
@@ -109,7 +110,9 @@ def peak_megabytes(kind: str, what: str, arguments: list[str], out: Path) -> flo
 
 def run(options: Options) -> Iterator[Result]:
     """Measure all sides in turn, so that a slow moment of the disk hits all of them."""
-    with tempfile.TemporaryDirectory(prefix="bench-gates-", dir=".") as tmp:
+    with tempfile.TemporaryDirectory(
+        prefix=".bench-gates.partial-", dir=os.environ.get("TMPDIR", ".")
+    ) as tmp:
         if shutil.disk_usage(tmp).free < NEEDED_BYTES:
             raise UserError(f"{Path(tmp).resolve()}: the benchmark needs 8 GB free here")
         yield from _run(options, Path(tmp))

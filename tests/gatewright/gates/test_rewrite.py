@@ -312,6 +312,25 @@ def test_link_shares_unchanged_files_and_leaves_the_input_alone(tmp_path: Path) 
     artifact.verify(tmp_path / "out")
 
 
+def test_link_shares_blocks_of_changed_files_where_the_filesystem_can(tmp_path: Path) -> None:
+    source = huggingface("mamba2", tmp_path / "source")
+    (tmp_path / "probe").write_bytes(b"x" * 8192)
+    if not patching._share(tmp_path / "probe", tmp_path / "clone", may_link=False):
+        pytest.skip("this filesystem has no reflinks (XFS and btrfs do)")
+    before = (source / "model.safetensors").read_bytes()
+    gates = find.find_gates(source)
+    plan = edits.resolve(Edit("scale", 0.5), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "out", dts={}, link=True)
+    assert not (source / "model.safetensors").samefile(tmp_path / "out" / "model.safetensors")
+    assert (source / "model.safetensors").read_bytes() == before
+    rewrite.write_edits(gates, [plan], tmp_path / "copy", dts={})
+    for file in source.iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == (
+            tmp_path / "copy" / file.name
+        ).read_bytes()
+    artifact.verify(tmp_path / "out")
+
+
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = huggingface("mamba2", tmp_path / "source")
     before = {p.name: p.read_bytes() for p in source.iterdir()}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,8 @@ class Sweep:
             artifact.write_json(config_path, self.config)
         self.path = self.out / "results.jsonl"
         self.rows: list[Row] = _complete_rows(self.path)
+        self.resumed = bool(self.rows)
+        self._start = time.monotonic()
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
 
     def _check_same(self, path: Path) -> None:
@@ -92,6 +95,10 @@ class Sweep:
     def select(self, **settings: Any) -> list[Row]:
         """Return the rows with these settings."""
         return [r for r in self.rows if all(r.get(k) == v for k, v in settings.items())]
+
+    def seconds(self) -> float | None:
+        """Return how long the sweep has taken; None if it was resumed and nobody knows."""
+        return None if self.resumed else round(time.monotonic() - self._start, 1)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json and, last, the manifest."""

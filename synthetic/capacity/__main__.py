@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from gatewright import cli
 from gatewright.errors import UserError
+from synthetic.arguments import dispatch, integers, positive, words
 from synthetic.sweep import Sweep, print_verdicts
 
 PROG = "python -m synthetic.capacity"
@@ -99,46 +99,12 @@ class DesignedArgs:
     """Threads that torch may use."""
 
 
-def integers(flag: str, text: str, least: int = 1) -> list[int]:
-    """Parse a comma-separated list of whole numbers.
-
-    Raises:
-        UserError: not whole numbers, below `least`, or none.
-    """
-    try:
-        values = sorted({int(x) for x in text.split(",") if x.strip()})
-    except ValueError as e:
-        raise UserError(f"{flag} {text}: give whole numbers separated by commas") from e
-    if not values or values[0] < least:
-        raise UserError(f"{flag} {text}: each must be at least {least}")
-    return values
-
-
-def words(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
-    """Parse a comma-separated list of known names; unknown ones are refused by name."""
-    found = list(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
-    for word in found:
-        if word not in known:
-            raise UserError(
-                f"{flag}: no {word!r}{cli.nearest(word, known)}; choose from {', '.join(known)}"
-            )
-    if not found:
-        raise UserError(f"{flag}: name at least one of {', '.join(known)}")
-    return found
-
-
-def _positive(args: Any, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name} must be at least 1, not {getattr(args, name)}")
-
-
 def grid(args: GridArgs) -> None:
     """Predicted against trained accuracy over the D x N grid, layers, heads, operators."""
     parts = words("--parts", args.parts, ("cells", "layers", "heads", "inside"))
     names = words("--tasks", args.tasks, ("ar", "mqar"))
     ds, ns = integers("--d", args.d), integers("--n", args.n)
-    _positive(args, "steps", "seeds", "sequences", "threads", "facts")
+    positive(args, "steps", "seeds", "sequences", "threads", "facts")
 
     import torch
 
@@ -151,7 +117,6 @@ def grid(args: GridArgs) -> None:
         raise UserError(str(e)) from e
     m = runs.Measure(args.steps, args.seeds, args.sequences)
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
-    start = time.monotonic()
     with Sweep(args.out, "capacity grid", config) as sweep:
         if "cells" in parts:
             runs.run_cells(sweep, names, args.vocab, args.facts, ds, ns, m)
@@ -175,14 +140,14 @@ def grid(args: GridArgs) -> None:
             cells = [c for v in summary.values() if "forms" in v for c in v["cells"]]
             summary["accuracy"] = [c["accuracy"] for c in cells]
             summary["law"] = [c["law"] for c in cells]
-        summary["seconds"] = round(time.monotonic() - start, 1)
+        summary["seconds"] = sweep.seconds()
         sweep.finish({**summary, "verdicts": verdicts})
     print_verdicts(verdicts)
 
 
 def train(args: TrainArgs) -> None:
     """Train one cell and print its accuracy beside the law."""
-    _positive(args, "steps", "seeds", "sequences", "threads", "facts", "d", "n")
+    positive(args, "steps", "seeds", "sequences", "threads", "facts", "d", "n")
     curve = integers("--curve", args.curve) if args.curve else []
     if args.model == "full" and (curve or args.save or not args.conv):
         raise UserError("--curve, --save and --no-conv are for --model linear")
@@ -201,7 +166,6 @@ def train(args: TrainArgs) -> None:
         raise UserError(str(e)) from e
     seeds = list(range(args.seeds))
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
-    start = time.monotonic()
     with Sweep(args.out, "capacity train", config) as sweep:
         settings = {
             "task": args.task,
@@ -248,7 +212,7 @@ def train(args: TrainArgs) -> None:
             "law": recall_law.recall(args.d, args.n, args.facts, a, b),
             "law_forms": report.predictions(settings, args.model),
             "predicted_facts_at_half": recall_law.facts_at(0.5, args.d, args.n, a, b),
-            "seconds": round(time.monotonic() - start, 1),
+            "seconds": sweep.seconds(),
         }
         if summary.get("curve"):
             figure.draw_curve(args.out, summary)
@@ -262,7 +226,7 @@ def train(args: TrainArgs) -> None:
 def designed(args: DesignedArgs) -> None:
     """The untrained circuits against the law, and theorem 3.1's perfect recall."""
     ds, ns = integers("--d", args.d), integers("--n", args.n)
-    _positive(args, "draws", "sequences", "threads")
+    positive(args, "draws", "sequences", "threads")
     regimes = []
     for item in args.regimes.split(","):
         parts = item.split(":")
@@ -283,7 +247,6 @@ def designed(args: DesignedArgs) -> None:
     except ValueError as e:
         raise UserError(f"--regimes: {e}") from e
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
-    start = time.monotonic()
     with Sweep(args.out, "capacity designed", config) as sweep:
         runs.run_designed(sweep, regimes, ds, ns, args.draws, args.sequences)
         summary, verdicts = report.summarise_grid(sweep.rows, "designed", "designed")
@@ -315,32 +278,18 @@ def designed(args: DesignedArgs) -> None:
             "accuracy": [c["accuracy"] for c in cells],
             "law": [c["law"] for c in cells],
             "non_compressive_accuracy": perfect,
-            "seconds": round(time.monotonic() - start, 1),
+            "seconds": sweep.seconds(),
         }
         sweep.finish({**summary, "verdicts": verdicts})
     print_verdicts(verdicts)
 
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[Callable[[Any], None], type]] = {
     "grid": (grid, GridArgs),
     "train": (train, TrainArgs),
     "designed": (designed, DesignedArgs),
 }
 
 
-def run(argv: list[str]) -> None:
-    """Choose the command by its first word."""
-    if argv and argv[0] in COMMANDS:
-        function, arguments = COMMANDS[argv[0]]
-        cli.run(function, arguments, prog=f"{PROG} {argv[0]}", argv=argv[1:])  # type: ignore[arg-type]
-    if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {PROG} grid|train|designed --out DIR [--flag value ...]")
-        for name, (function, _) in COMMANDS.items():
-            print(f"  {name:9} {(function.__doc__ or '').strip()}")
-        raise SystemExit(0)
-    given = f", not {argv[0]!r}{cli.nearest(argv[0], COMMANDS)}" if argv else ""
-    cli.fail(UserError(f"name what to run: {PROG} grid|train|designed{given}"))
-
-
 if __name__ == "__main__":
-    run(sys.argv[1:])
+    dispatch(PROG, COMMANDS, sys.argv[1:])

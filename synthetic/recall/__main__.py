@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gatewright import cli
 from gatewright.errors import UserError
+from synthetic.arguments import dispatch, positive, words
 from synthetic.sweep import Sweep, print_verdicts
 
 PROG = "python -m synthetic.recall"
@@ -79,17 +81,9 @@ class TableArgs:
     """Threads that torch may use."""
 
 
-def _positive(args: RunArgs | TableArgs, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) <= 0:
-            raise UserError(
-                f"--{name.replace('_', '-')} must be positive, not {getattr(args, name)}"
-            )
-
-
 def run(args: RunArgs) -> None:
     """Train one arm and print every seed beside its floor and rebinding score."""
-    _positive(
+    positive(
         args,
         "pairs",
         "length",
@@ -129,7 +123,6 @@ def run(args: RunArgs) -> None:
     except ValueError as e:
         raise UserError(str(e)) from e
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
-    start = time.monotonic()
     with Sweep(args.out, "recall run", config) as sweep:
         rows = runs.run(arm, list(range(args.seeds)), args.sequences, args.cell)
         sweep.add_all({"arm": args.cell, **r} for r in rows)
@@ -140,7 +133,7 @@ def run(args: RunArgs) -> None:
                 "accuracy": lines[0]["mean"],
                 **lines[0],
                 "floors": floors,
-                "seconds": round(time.monotonic() - start, 1),
+                "seconds": sweep.seconds(),
             }
         )
     table.print_table(lines)
@@ -152,7 +145,7 @@ def run(args: RunArgs) -> None:
 
 def table(args: TableArgs) -> None:
     """Run the small table, its arms one after the other, each arm's seeds together."""
-    _positive(args, "pairs", "seeds", "scale_steps", "sequences", "threads")
+    positive(args, "pairs", "seeds", "scale_steps", "sequences", "threads")
 
     import torch
 
@@ -160,15 +153,7 @@ def table(args: TableArgs) -> None:
     from synthetic.recall import table as report
 
     torch.set_num_threads(args.threads)
-    parts = [p.strip() for p in args.parts.split(",") if p.strip()]
-    for part in parts:
-        if part not in arms.PARTS:
-            raise UserError(
-                f"--parts: no {part!r}{cli.nearest(part, arms.PARTS)}; "
-                f"choose from {', '.join(arms.PARTS)}"
-            )
-    if not parts:
-        raise UserError(f"--parts: name at least one of {', '.join(arms.PARTS)}")
+    parts = words("--parts", args.parts, arms.PARTS)
     try:
         every = arms.all_arms(args.pairs)
     except ValueError as e:
@@ -203,22 +188,11 @@ def table(args: TableArgs) -> None:
     print(f"trained for {seconds / 60:.1f} minutes in all")
 
 
-COMMANDS = {"table": (table, TableArgs), "run": (run, RunArgs)}
-
-
-def command(argv: list[str]) -> None:
-    """Choose the command by its first word."""
-    if argv and argv[0] in COMMANDS:
-        function, arguments = COMMANDS[argv[0]]
-        cli.run(function, arguments, prog=f"{PROG} {argv[0]}", argv=argv[1:])  # type: ignore[arg-type]
-    if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: {PROG} table|run --out DIR [--flag value ...]")
-        for name, (function, _) in COMMANDS.items():
-            print(f"  {name:6} {(function.__doc__ or '').strip()}")
-        raise SystemExit(0)
-    given = f", not {argv[0]!r}{cli.nearest(argv[0], COMMANDS)}" if argv else ""
-    cli.fail(UserError(f"name what to run: {PROG} table|run{given}"))
+COMMANDS: dict[str, tuple[Callable[[Any], None], type]] = {
+    "table": (table, TableArgs),
+    "run": (run, RunArgs),
+}
 
 
 if __name__ == "__main__":
-    command(sys.argv[1:])
+    dispatch(PROG, COMMANDS, sys.argv[1:])

@@ -11,6 +11,7 @@ import tyro
 
 from gatewright import cli
 from gatewright.errors import UserError
+from synthetic.arguments import numbers, positive
 from synthetic.sweep import Sweep, print_verdicts
 
 PROG = "python -m synthetic.theory"
@@ -37,30 +38,10 @@ class Args:
     threads: int = 2
     """Threads that torch may use."""
 
-    def __post_init__(self) -> None:
-        for name in ("steps", "seeds", "eval_examples", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-
-
-def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:
-    """Parse a comma-separated list of numbers strictly between two bounds, sorted, once each.
-
-    Raises:
-        UserError: not a number, out of bounds, or none at all.
-    """
-    try:
-        values = sorted({float(x) for x in text.split(",") if x.strip()})
-    except ValueError as e:
-        raise UserError(f"{flag} {text}: give numbers separated by commas") from e
-    if not values or not all(low < v < high for v in values):
-        raise UserError(f"{flag} {text}: each must lie between {low:g} and {high:g}, exclusive")
-    return tuple(values)
-
 
 def main(args: Args) -> None:
     """Run the panels asked for, test their claims and draw them."""
+    positive(args, "steps", "seeds", "eval_examples", "threads")
     letters = "abcd" if args.panel == "all" else args.panel
     if args.alpha0 and not set(letters) & {"a", "b"}:
         raise UserError("--alpha0 belongs to panels a and b; c and d take --tau")
@@ -89,10 +70,12 @@ def main(args: Args) -> None:
         summary: dict[str, object] = {}
         verdicts = []
         for letter, panel in chosen.items():
-            start = time.monotonic()
+            start, had_rows = time.monotonic(), sweep.has(panel=letter)
             panels.RUN[letter](sweep, panel)
             numbers_found, claims = panels.SUMMARISE[letter](sweep, panel)
-            summary[letter] = {**numbers_found, "seconds": round(time.monotonic() - start, 1)}
+            # A resumed panel's time is not the panel's.
+            seconds = None if had_rows else round(time.monotonic() - start, 1)
+            summary[letter] = {**numbers_found, "seconds": seconds}
             verdicts += claims
         summary["verdicts"] = verdicts
         figure.draw(args.out, sweep, summary)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from synthetic.capacity.__main__ import run
+from synthetic.arguments import dispatch
+from synthetic.capacity.__main__ import COMMANDS, PROG
 from synthetic.capacity.report import Cell, fit_law, summarise_heads
 
 
 def command(out: Path, *argv: str) -> dict:
     with pytest.raises(SystemExit) as done:
-        run([*argv, "--out", str(out), "--threads", "1"])
+        dispatch(PROG, COMMANDS, [*argv, "--out", str(out), "--threads", "1"])
     assert done.value.code == 0
     return json.loads((out / "summary.json").read_text())
 
@@ -177,7 +178,7 @@ def test_bad_input_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as done:
-        run(argv)
+        dispatch(PROG, COMMANDS, argv)
     assert done.value.code == 2
     error = capsys.readouterr().err
     assert message in error

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from synthetic.arguments import dispatch
 from synthetic.recall import arms, cells, runs, table, tasks
-from synthetic.recall.__main__ import command
+from synthetic.recall.__main__ import COMMANDS, PROG
 
 
 def execute(out: Path, *argv: str) -> dict:
     with pytest.raises(SystemExit) as done:
-        command([*argv, "--out", str(out), "--threads", "1"])
+        dispatch(PROG, COMMANDS, [*argv, "--out", str(out), "--threads", "1"])
     assert done.value.code == 0
     return json.loads((out / "summary.json").read_text())
 
@@ -195,7 +196,7 @@ def test_bad_input_is_named(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as done:
-        command(argv)
+        dispatch(PROG, COMMANDS, argv)
     assert done.value.code == 2
     error = capsys.readouterr().err
     assert message in error

@@ -84,7 +84,7 @@ def test_the_crossover_is_interpolated_or_absent() -> None:
         (("a", "--alpha0", "x"), "numbers separated by commas"),
         (("a", "--tau", "3"), "--tau belongs to panels c and d"),
         (("c", "--alpha0", "0.3"), "--alpha0 belongs to panels a and b"),
-        (("a", "--seeds", "0"), "--seeds must be at least 1"),
+        (("a", "--seeds", "0"), "--seeds must be positive"),
         (("a", "--sedes", "3"), "did you mean '--seeds'"),
     ],
 )

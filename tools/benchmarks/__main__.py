@@ -8,7 +8,8 @@ import os
 import sys
 from pathlib import Path
 
-from gatewright import artifact, launch
+from gatewright import artifact, cli, launch
+from gatewright.errors import UserError
 from tools.benchmarks.harness import Options
 
 
@@ -24,4 +25,7 @@ def main(name: str, repeats: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    try:
+        main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    except UserError as e:  # a peer that is missing, a disk that is full
+        cli.fail(e)

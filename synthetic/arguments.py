@@ -1,0 +1,91 @@
+"""What the experiments' command lines share: lists in flags, sub-commands, bounds."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from gatewright import cli
+from gatewright.errors import UserError
+
+
+def _items(text: str) -> list[str]:
+    return [x.strip() for x in text.split(",") if x.strip()]
+
+
+def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:
+    """Parse a comma-separated list of numbers strictly between two bounds, sorted, once each.
+
+    Raises:
+        UserError: not a number, out of bounds, or none at all.
+    """
+    try:
+        values = sorted({float(x) for x in _items(text)})
+    except ValueError as e:
+        raise UserError(f"{flag} {text}: give numbers separated by commas") from e
+    if not values or not all(low < v < high for v in values):
+        raise UserError(f"{flag} {text}: each must lie between {low:g} and {high:g}, exclusive")
+    return tuple(values)
+
+
+def integers(flag: str, text: str, least: int = 1) -> list[int]:
+    """Parse a comma-separated list of whole numbers, sorted, once each.
+
+    Raises:
+        UserError: not whole numbers, below `least`, or none.
+    """
+    try:
+        values = sorted({int(x) for x in _items(text)})
+    except ValueError as e:
+        raise UserError(f"{flag} {text}: give whole numbers separated by commas") from e
+    if not values or values[0] < least:
+        raise UserError(f"{flag} {text}: each must be at least {least}")
+    return values
+
+
+def words(flag: str, text: str, known: Sequence[str]) -> list[str]:
+    """Parse a comma-separated list of known names, in the given order, once each.
+
+    Raises:
+        UserError: an unknown name (the nearest is suggested), or none.
+    """
+    found = list(dict.fromkeys(_items(text)))
+    for word in found:
+        if word not in known:
+            raise UserError(
+                f"{flag}: no {word!r}{cli.nearest(word, known)}; choose from {', '.join(known)}"
+            )
+    if not found:
+        raise UserError(f"{flag}: name at least one of {', '.join(known)}")
+    return found
+
+
+def positive(args: Any, *names: str) -> None:
+    """Refuse arguments that are not above zero, by their flag (None passes).
+
+    Raises:
+        UserError: one is not.
+    """
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise UserError(f"--{name.replace('_', '-')} must be positive, not {value}")
+
+
+def dispatch(
+    prog: str, commands: Mapping[str, tuple[Callable[[Any], None], type]], argv: Sequence[str]
+) -> NoReturn:
+    """Run the command that the first word names, with its own flags."""
+    if argv and argv[0] in commands:
+        function, arguments = commands[argv[0]]
+        cli.run(function, arguments, prog=f"{prog} {argv[0]}", argv=argv[1:])
+    choice = "|".join(commands)
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: {prog} {choice} --out DIR [--flag value ...]")
+        width = max(map(len, commands))
+        for name, (function, _) in commands.items():
+            print(f"  {name:{width}}  {(inspect.getdoc(function) or '').partition(chr(10))[0]}")
+        raise SystemExit(0)
+    given = f", not {argv[0]!r}{cli.nearest(argv[0], commands)}" if argv else ""
+    cli.fail(UserError(f"name what to run: {prog} {choice}{given}"))

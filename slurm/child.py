@@ -112,6 +112,7 @@ class Child:
     ) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.peak_memory_bytes = 0
+        self.cpu_seconds = 0.0
         self._echo = echo
         self._file = open(log, "a", encoding="utf-8")  # noqa: SIM115
         self._log = LogWriter(self._file)
@@ -160,6 +161,7 @@ class Child:
                 self._process.returncode = status
                 # Linux gives kilobytes; a short peak between two samples shows here.
                 self.peak_memory_bytes = max(self.peak_memory_bytes, usage.ru_maxrss * 1024)
+                self.cpu_seconds = usage.ru_utime + usage.ru_stime
         while self._pump(0.0):
             pass
         self._log.write(b"", final=True)

@@ -230,6 +230,7 @@ def _run_one(
         running = child.Child(argv, cwd=CODE, env=environment(task), log=log, keep_fd=lock_fd)
         exit_code = _wait(running, stop)
         record.peak_memory_bytes = max(record.peak_memory_bytes, running.peak_memory_bytes)
+        record.cpu_seconds += running.cpu_seconds
         if exit_code != plan.EXIT_RUN_AGAIN or stop.count:
             break
         if plan.progress_mark(run, task) == mark:
@@ -280,7 +281,8 @@ def _wait(running: child.Child, stop: _Stop) -> int:
 def _print_summary(run: Path, chosen: list[Task], states: dict[str, str], wall: float) -> None:
     width = max((len(t.name) for t in chosen), default=0)
     total, peak = 0.0, 0
-    print(f"\n{'step':<{width}}  {'status':<15}  {'time':>7}  peak memory")
+    cpu = 0.0
+    print(f"\n{'step':<{width}}  {'status':<15}  {'time':>7}  {'CPU time':>8}  peak memory")
     for task in chosen:
         state = states.get(task.name, "waits")
         record = plan.read_record(run, task) if state != "waits" else None
@@ -288,11 +290,13 @@ def _print_summary(run: Path, chosen: list[Task], states: dict[str, str], wall: 
             print(f"{task.name:<{width}}  {state:<15}")
             continue
         total += record.seconds
+        cpu += record.cpu_seconds
         peak = max(peak, record.peak_memory_bytes)
         memory = f"{record.peak_memory_bytes / 2**30:.2f} GB"
-        print(f"{task.name:<{width}}  {state:<15}  {clock(record.seconds):>7}  {memory:>8}")
+        times = f"{clock(record.seconds):>7}  {clock(record.cpu_seconds):>8}"
+        print(f"{task.name:<{width}}  {state:<15}  {times}  {memory:>8}")
     print(
-        f"{'total':<{width}}  {'':<15}  {clock(total):>7}  {peak / 2**30:5.2f} GB   "
+        f"{'total':<{width}}  {'':<15}  {clock(total):>7}  {clock(cpu):>8}  {peak / 2**30:5.2f} GB "
         f"(this time {clock(wall)})",
         flush=True,
     )

@@ -43,6 +43,8 @@ class Record:
     """Seconds since the epoch."""
     seconds: float = 0.0
     """Spent over all attempts at this fingerprint."""
+    cpu_seconds: float = 0.0
+    """Of all cores, over all attempts on this machine: what it costs, however busy it was."""
     exit_code: int | None = None
     peak_memory_bytes: int = 0
     attempts: int = 1
@@ -253,6 +255,7 @@ def begin(
     fresh = Record(task.name, "running", now, command, str(log.relative_to(run)), time.time())
     if carries_on and record is not None:
         fresh.seconds, fresh.attempts = record.seconds, record.attempts + 1
+        fresh.cpu_seconds = record.cpu_seconds
         fresh.peak_memory_bytes, fresh.fruitless = record.peak_memory_bytes, record.fruitless
     write_record(run, task, fresh)
     return fresh

@@ -49,6 +49,9 @@ SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=0,batch_sched_delay=0
 ReturnToService=2
 KillWait=5
+SlurmdTimeout=15
+BatchStartTimeout=60
+MessageTimeout=30
 InactiveLimit=0
 MinJobAge=3600
 MaxArraySize=1001
@@ -63,7 +66,7 @@ EOF
   echo "NodeName=big[1-16] Name=gpu File=$folder/gpu[0-7]" > "$folder/gres.conf"
   local n
   for n in $(seq 0 7); do
-    mknod "$folder/gpu$n" c 1 3        # Slurm wants device files: these are like /dev/null
+    [ -e "$folder/gpu$n" ] || mknod "$folder/gpu$n" c 1 3    # Slurm wants device files: these are like /dev/null
   done
 }
 

@@ -4,6 +4,7 @@ The cluster is Debian's slurm-wlm, brought up by cluster.sh.  Without it, or wit
 root, these tests skip themselves and say why.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -74,6 +75,21 @@ class Cluster:
             if reason == "BeginTime":
                 argv = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
                 subprocess.run(argv, env=self.env, capture_output=True, timeout=30)
+
+    def kill_node(self, node: str, run: Path) -> None:
+        """End a node's daemon and all that it runs for `run`, as a loss of power would."""
+        doomed = [psutil.Process(int((self.folder / f"slurmd-{node}.pid").read_text()))]
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if {"slurm.job", "slurm.node"} & set(words) and any(str(run) in w for w in words):
+                step = process.parent()  # slurmstepd
+                doomed += [step, *step.children(recursive=True)] if step else [process]
+        for process in doomed:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def start_node(self, node: str) -> None:
+        self.call("slurmd", "-f", str(self.folder / "slurm.conf"), "-N", node)
 
     def wait(self, condition: Callable[[], object], seconds: float, run: Path) -> None:
         deadline = time.monotonic() + seconds
@@ -358,6 +374,49 @@ def test_cancel_saves_and_a_later_submission_takes_only_the_rest(
     assert "2 jobs, 2 tasks" in cluster.submit(file, run)
     cluster.wait(lambda: f"begins at {saved}" in log.read_text(), 60, run)
     cluster.module("slurm.cancel", run, "--now")
+
+
+STEADY = '''
+"""steady.py OUT STEPS: saves after every step, and takes a while."""
+import sys, time
+from pathlib import Path
+from gatewright import artifact
+out, steps = Path(sys.argv[1]), int(sys.argv[2])
+out.mkdir(parents=True, exist_ok=True)
+state = out / "state"
+step = int(state.read_text()) if state.exists() else 0
+print("begins at", step, flush=True)
+while step < steps:
+    time.sleep(0.05)
+    step += 1
+    artifact.write_json(state, step)  # whole or not at all
+artifact.finish(out, kind="note")
+'''
+
+
+def test_a_job_whose_node_fails_goes_on_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    worker, file, run = tmp_path / "steady.py", tmp_path / "n.toml", tmp_path / "run"
+    worker.write_text(STEADY)
+    file.write_text(
+        f'name = "n"\n[step.a]\ncommand = "python {worker} {{out}} 100"\nout = "a"\n'
+        'resumes = true\n[step.b]\ncommand = "cp -r {a} {out}"\nneeds = ["a"]\nout = "b"\n'
+    )
+    cluster.submit(file, run)
+    cluster.wait((run / "a" / "state").exists, 60, run)
+    job = cluster.status(run)["a"]["job"]
+    node = cluster.call("squeue", "-h", "-j", job, "-o", "%N").stdout.strip()
+    cluster.kill_node(node, run)
+    try:
+        cluster.finish(run, 300)
+    finally:
+        cluster.start_node(node)
+    rows = cluster.status(run)
+    assert {row["state"] for row in rows.values()} == {"finished"}, rows
+    assert rows["a"]["job"] == job
+    log = (run / "pipeline" / "logs" / "a.log").read_text()
+    begun = [int(line.split()[-1]) for line in log.splitlines() if line.startswith("begins at")]
+    assert len(begun) == 2
+    assert begun[1] > 0
 
 
 def test_bad_input_is_final_and_stops_what_follows(cluster: Cluster, tmp_path: Path) -> None:

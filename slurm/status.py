@@ -20,7 +20,7 @@ from slurm.spec import Pipeline, Task
 
 PROG = "python -m slurm.status"
 # A tqdm line: `desc:  34%|###   | 34/100 [00:10<00:20,  3.30it/s, loss=2.1]`
-_BAR = re.compile(r"(\d+)%\|.*\[[\d:]+<([\d:?]+)")
+_BAR = re.compile(r"(\d+)%\|[^\r\[]*\[[\d:]+<([\d:?]+)")
 _ENDED = ("failed", "cancelled", "stopped")
 _WHY = {
     "Dependency": "waits for the steps before it",

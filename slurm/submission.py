@@ -25,7 +25,7 @@ from slurm.environment import settings
 from slurm.site import Site
 from slurm.spec import Pipeline, Step, Task
 
-_IGNORED = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache", "*.egg-info")
+_IGNORED = shutil.ignore_patterns(".*", "runs", "build", "__pycache__", "*.egg-info", "*.partial-*")
 
 
 @dataclasses.dataclass

@@ -126,7 +126,7 @@ class Run:
         )
         self._health = health.LossHealth(self.config.train.spike_factor)
         self._gates: telemetry.GateTelemetry | None = None
-        self._gate_metrics: dict[str, float] = {}
+        self.gate_metrics: dict[str, float] = {}
         if self.config.model.family == "mamba2" and self.config.log.gates_every_steps:
             self._gates = telemetry.GateTelemetry(self.model, self.out, fresh=found is None)
         self._log = None
@@ -181,7 +181,7 @@ class Run:
             )
             self.optimizer.prepare_grads()
             norm = float(self.optimizer.get_grad_norm())
-        self._gate_metrics = {} if gates is None else gates.report()
+        self.gate_metrics = {} if gates is None else gates.report()
         return Found(mean_loss(losses), norm)
 
     def examine(self, found: Found) -> str | None:
@@ -234,7 +234,7 @@ class Run:
         self._bar.update(train.tokens_per_step)
         if self._log is None:
             return
-        if self.step % log.every_steps == 0 or self.step in (1, train.steps) or self._gate_metrics:
+        if self.step % log.every_steps == 0 or self.step in (1, train.steps) or self.gate_metrics:
             now = time.perf_counter()
             done = (self.step - self._clock_step) * train.tokens_per_step
             self._bar.set_postfix(loss=f"{found.loss:.3f}", refresh=False)
@@ -245,7 +245,7 @@ class Run:
                 lr=lr,
                 tokens=self.step * train.tokens_per_step,
                 tokens_per_second=round(done / (now - self._clock), 1),
-                **self._gate_metrics,
+                **self.gate_metrics,
             )
             self._clock, self._clock_step = now, self.step
 

@@ -45,7 +45,7 @@ ROWS = [
     for name, families, _, _ in lines
     for family in families
 ]
-Results = dict[tuple[str, str], list[list[float]]]
+Results = dict[tuple[str, str], Any]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
     def saved(name: str, family: str, step: int) -> str:
         return str(folder / f"{name}-{family}" / f"iter_{step:07d}")
+
+    def gates(name: str, **parallel: int) -> dict[str, Any]:
+        changes = {"parallel": parallel, "log": {"gates_every_steps": 1}}
+        start = saved("start", "mamba2", START)
+        return {**case(name, "mamba2", load=start, changes=changes), "do": "gates"}
 
     found: Results = {}
     for processes, lines in LAYOUTS.items():
@@ -76,7 +81,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
                 cases.append(
                     case(name, family, load=start, steps=STEPS, changes=changes, save=True)
                 )
+        if processes == 4:
+            keys.append(("gates tp2 pp2", "mamba2"))
+            cases.append(gates("gates tp2 pp2", tensor=2, pipeline=2))
         if processes == 1:
+            keys.append(("gates", "mamba2"))
+            cases.append(gates("gates"))
             for family in BOTH:
                 keys.append(("reference", family))
                 start = saved("start", family, START)
@@ -109,6 +119,13 @@ def test_what_a_layout_saved_goes_on_in_one_process(
     want_loss, want_norm = results["reference", family][STEPS]
     assert loss == pytest.approx(want_loss, abs=1e-5)
     assert norm == pytest.approx(want_norm, rel=1e-4)
+
+
+def test_gate_statistics_are_of_the_whole_model(results: Results) -> None:
+    """Heads are collected over tensor parallel, layers over pipeline parallel processes."""
+    expected = results["gates", "mamba2"]
+    assert len(expected) == 4 * 7  # layers x (two kinds of tau x quartiles, drift)
+    assert results["gates tp2 pp2", "mamba2"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("family", BOTH)

@@ -54,6 +54,8 @@ class Args:
     """Allow scales outside [1/64, 64]."""
     link: bool = False
     """Hard-link unchanged files and reflink changed ones where the filesystem can."""
+    hash: bool = True
+    """Hash all bytes for the manifest; --no-hash marks large files by size, ends and edits."""
     in_place: bool = False
     """Edit the checkpoint itself; gates-undo.json beside it takes the edit back."""
     undo: bool = False
@@ -103,6 +105,7 @@ def main(args: Args) -> None:
             dts=dts,
             link=args.link,
             fp32=args.keep_fp32_gates,
+            whole_hashes=args.hash,
             progress=bar.update,
         )
     for copy in written:
@@ -115,7 +118,7 @@ def _undo(args: Args) -> None:
     others = [
         f.name
         for f in dataclasses.fields(args)
-        if f.name not in ("checkpoint", "undo") and getattr(args, f.name) not in (None, False)
+        if f.name not in ("checkpoint", "undo") and getattr(args, f.name) != f.default
     ]
     if others:
         raise UserError(f"--undo: takes no other flag, not --{others[0].strip('_')}")

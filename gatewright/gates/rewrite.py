@@ -59,6 +59,7 @@ def write_edits(
     dts: Dts,
     link: bool = False,
     fp32: bool = False,
+    whole_hashes: bool = True,
     progress: Callable[[int], None] = lambda n: None,
 ) -> list[Written]:
     """Write one copy of the checkpoint per edit, in one pass over its files.
@@ -68,6 +69,8 @@ def write_edits(
     Args:
         out: the folder of a single edit, or the stem of several (see `output_folders`).
         fp32: store edited A_log tensors in fp32 (Hugging Face safetensors only).
+        whole_hashes: hash every file whole for the manifests; False marks large files by their
+            size, ends and edits, which takes no time but proves less.
         link: share unchanged files with the input where the filesystem can.
         progress: told the bytes of the input as they are done.
 
@@ -113,7 +116,9 @@ def write_edits(
             else:
                 outputs.append(Output(tmp, functools.partial(_patches, gates, plan), hashes))
         try:
-            sources = write_copies(checkpoint, outputs, link=link, progress=progress)
+            sources = write_copies(
+                checkpoint, outputs, link=link, whole_hashes=whole_hashes, progress=progress
+            )
         except OSError as e:
             raise UserError(f"{e.filename or out}: {e.strerror}; nothing was written") from e
         parent_hashes["model"] = artifact.content_hash_of(sources)

@@ -129,21 +129,23 @@ def _run(options: Options, tmp: Path) -> Iterator[Result]:
     script.write_text(LOAD_EDIT_SAVE)
     ours = [sys.executable, "-m", "tools.scale_gates"]
     gate = ["--scale", "0.5", "--out", str(out)]
+    linked = ["--link", "--no-hash"]
     sides = {
         "cp -r": [shutil.which("cp") or "cp", "-r", str(foreign), str(out)],
         "load-edit-save": [sys.executable, str(script), str(foreign), str(out)],
         "copy": [*ours, str(known), *gate],
         "copy, foreign": [*ours, str(foreign), *gate],
-        "one layer, --link": [*ours, str(known), *gate, "--layers", "0", "--link"],
-        "all layers, --link": [*ours, str(known), *gate, "--link"],
+        "copy, --no-hash": [*ours, str(foreign), *gate, "--no-hash"],
+        "one layer, --link --no-hash": [*ours, str(foreign), *gate, *linked, "--layers", "0"],
+        "all layers, --link --no-hash": [*ours, str(foreign), *gate, *linked],
     }
     os.environ["GATEWRIGHT_QUIET"] = "1"
     times = _measure(sides, out, min(options.repeats, MOST_REPEATS))
     about = f"{size / 1e9:.1f} GB"
-    for name in ("copy", "copy, foreign"):
+    for name in ("copy", "copy, foreign", "copy, --no-hash"):
         for peer in ("cp -r", "load-edit-save"):
             yield result(options, f"{name}, {about}", times[name], times[peer], "s", peer)
-    for name in ("one layer, --link", "all layers, --link"):
+    for name in ("one layer, --link --no-hash", "all layers, --link --no-hash"):
         yield result(
             options, f"{name}, {about}", times[name], times["load-edit-save"], "s", "load-edit-save"
         )

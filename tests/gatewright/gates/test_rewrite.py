@@ -379,6 +379,33 @@ def test_hashes_are_taken_over_from_a_manifest_only_while_it_holds(tmp_path: Pat
     assert "config.json" not in patching.known_hashes(tmp_path / "a")
 
 
+def test_without_whole_hashes_files_are_marked_by_size_ends_and_edits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patching, "END_BYTES", 1000)
+    source = huggingface("mamba2", tmp_path / "source")
+    gates = find.find_gates(source)
+    plans = [edits.resolve(Edit("scale", s), gates, {}) for s in (0.5, 2.0)]
+    rewrite.write_edits(gates, plans, tmp_path / "m", dts={}, whole_hashes=False)
+    rewrite.write_edits(gates, plans, tmp_path / "w", dts={})
+    marks = set()
+    for label in ("s0.5", "s2"):
+        folder = tmp_path / f"m-{label}"
+        files = artifact.read_manifest(folder)["files"]
+        mark = files["model.safetensors"]["sha256"]
+        assert mark.startswith(artifact.UNHASHED)
+        assert files["config.json"]["sha256"] == artifact.sha256_file(source / "config.json")
+        assert "model.safetensors" not in patching.known_hashes(folder)  # hashed when it matters
+        artifact.verify(folder)
+        marks.add(mark)
+        whole = (tmp_path / f"w-{label}" / "model.safetensors").read_bytes()
+        assert (folder / "model.safetensors").read_bytes() == whole
+    assert len(marks) == 2
+    (tmp_path / "m-s2" / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(UserError, match="differs"):
+        artifact.verify(tmp_path / "m-s2")
+
+
 def test_output_inside_the_input_is_refused(tmp_path: Path) -> None:
     source = huggingface("mamba2", tmp_path / "source")
     gates = find.find_gates(source)

@@ -30,8 +30,8 @@ from tools.benchmarks.harness import Options, Result, in_turn, result
 
 ALLOCATORS = ("tuned",)
 TOOLS = 10_000
-QUESTIONS = 12
-NEW_TOKENS = 48
+QUESTIONS = 10
+NEW_TOKENS = 32
 VOCAB_SIZE = 4096
 SHORT, LONG = 1024, 65_536
 
@@ -45,6 +45,10 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def run(options: Options) -> Iterator[Result]:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     yield from _ranking(options)
     yield from _scoring(options)
     with tempfile.TemporaryDirectory() as tmp:

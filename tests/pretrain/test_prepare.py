@@ -427,8 +427,8 @@ def test_a_dead_worker_is_noticed(corpus, tokenizer, tmp_path, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_input(tokenizer, tmp_path):
-    """Peak memory of a process that prepares 2 MB of text in one shard, and 20 MB."""
-    block = zstandard.ZstdCompressor().compress(jsonl(documents(20_000)))
+    """Peak memory of a process that prepares 1 MB of text in one shard, and 10 MB."""
+    block = zstandard.ZstdCompressor().compress(jsonl(documents(10_000)))
     code = (
         "import resource, sys; from pathlib import Path; from pretrain import prepare\n"
         "prepare.main(prepare.Args(input=(sys.argv[1],), tokenizer=Path(sys.argv[2]),"
@@ -444,5 +444,5 @@ def test_memory_does_not_grow_with_the_input(tokenizer, tmp_path):
         peaks.append(int(done.stdout.split()[-1]) / 1024)
         sizes.append(artifact.read_manifest(out)["extra"]["text_bytes"] / 1e6)
     assert sizes[1] == pytest.approx(10 * sizes[0])
-    assert sizes[0] > 1
+    assert sizes[0] > 0.5
     assert peaks[1] - peaks[0] < 8, (peaks, sizes)

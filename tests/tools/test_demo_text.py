@@ -81,7 +81,7 @@ def test_markdown():
         "# The title of this page is not a part of the prose\n\n"
         "Read [the guide](https://x.org/a_b) before you start, because **it** says what is in the "
         "`config` of the run.\n\n```python\n# it is a comment that is in the code of the page.\n"
-        "```\n| it is | a table | of the page |\n\n- The item of the list is a sentence of its own too."
+        "```\n| it is | a table | of it |\n\n- The item of the list is a sentence of its own too."
     )
     assert list(prose.paragraphs(text)) == [
         "Read the guide before you start, because it says what is in the config of the run.",

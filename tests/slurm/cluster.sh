@@ -19,6 +19,9 @@ write_configuration() {
   local host base
   host=$(hostname -s)
   base=$((15000 + $$ % 60 * 80))        # the controller's port, the nodes', then srun's
+  while (: < "/dev/tcp/127.0.0.1/$base") 2> /dev/null; do    # another cluster's
+    base=$((base + 80))
+  done
   cat > "$SLURM_CONF" <<EOF
 ClusterName=gatewright
 SlurmctldHost=$host(127.0.0.1)

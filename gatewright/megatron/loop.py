@@ -48,9 +48,12 @@ def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
         UserError: a layout that cannot hold the model, a corpus that is too short, a
             checkpoint of another model, or a full disk.
     """
-    with distributed.processes(config.parallel, seed=config.train.seed) as data_parallel:
+    with (
+        signals.LeaveRequests(config.exit_duration_minutes) as requests,
+        distributed.processes(config.parallel, seed=config.train.seed) as data_parallel,
+    ):
         run = Run(config, corpus, out, data_parallel)
-        with run, signals.LeaveRequests(config.exit_duration_minutes) as requests:
+        with run:
             while run.step < config.train.steps:
                 found = run.forward_backward()
                 trouble = run.examine(found)

@@ -76,7 +76,8 @@ def tree_bytes(pid: int) -> int:
 
 def _run(module: str, *arguments: object) -> tuple[float, int, str]:
     """Run `python -m`; return wall seconds, peak bytes of its process tree, and its output."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    # Megatron warns of engines that a machine without a GPU lacks.
+    command = [sys.executable, "-W", "ignore", "-m", module, *map(str, arguments)]
     environment = os.environ | {"GATEWRIGHT_QUIET": "1", "TOKENIZERS_PARALLELISM": "false"}
     start = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

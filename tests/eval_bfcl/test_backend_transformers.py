@@ -155,3 +155,25 @@ def test_running_out_of_memory_halves_the_batch_and_names_a_row_that_never_fits(
     assert isinstance(done["0"], Answer)
     assert isinstance(done["1"], Answer)
     assert "out of memory at" in done["2"].error  # type: ignore[union-attr]
+
+
+def cache_bytes(folder: Path, context: int) -> int:
+    """Return the bytes that decoding reads at every token after a context."""
+    b = backend(folder)
+    ids = torch.arange(context)[None] % 500
+    with torch.inference_mode():
+        _, cache = b._forward(ids, torch.ones_like(ids), None, padded=True)
+    found: list[torch.Tensor] = []
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            parts = value.values() if isinstance(value, dict) else [value]
+            found += [p for p in parts if isinstance(p, torch.Tensor)]
+    return sum(t.numel() * t.element_size() for t in found)
+
+
+def test_what_mamba2_keeps_does_not_grow_with_the_context(models: dict[str, Path]) -> None:
+    """A token's cost is what it reads; `tools.bench bfcl` measures the time."""
+    short, long = (cache_bytes(models["mamba2"], n) for n in (64, 640))
+    assert short == long > 0
+    short, long = (cache_bytes(models["llama"], n) for n in (64, 640))
+    assert long == 10 * short > 0

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import gzip
+import inspect
 import json
 import random
 import subprocess
@@ -232,7 +233,8 @@ def _decoding(options: Options, family: str, folder: Path) -> Iterator[Result]:
     length = LONG if family == "mamba2" else LONG // 4  # attention needs its cache's memory
     with bind_transformers(), torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
-        name = "cache" if family == "mamba2" else "past_key_values"
+        known = inspect.signature(type(model).forward).parameters
+        name = "cache" if "cache" in known else "past_key_values"
 
         def after(context: int) -> Any:
             """Return the cache after a context, read in pieces of 1K tokens."""

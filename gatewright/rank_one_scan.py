@@ -95,13 +95,17 @@ def chunked(
         b_end = b_in * last
         added = v.mT @ k_end - u_own.mT @ b_end
         carried = u_state.mT @ b_end  # (R, count, K, K)
+    # unbind, not indexing: its backward is one stack instead of a zero-filled copy a chunk
+    carries = [None] * count if a is None or b is None else carried.unbind(1)
     state = v.new_zeros(rows, v.shape[-1], k.shape[-1])
     out = []
-    for c in range(count):
-        out.append(inner[:, c] + q_in[:, c] @ state.mT)
-        if c + 1 < count:
-            kept = state * last[:, c]
-            if a is not None:
-                kept = kept - state @ carried[:, c]
-            state = kept + added[:, c]
+    steps = zip(
+        inner.unbind(1), q_in.unbind(1), last.unbind(1), added.unbind(1), carries, strict=True
+    )
+    for inner_c, q_c, last_c, added_c, carried_c in steps:
+        out.append(inner_c + q_c @ state.mT)
+        kept = state * last_c
+        if carried_c is not None:
+            kept = kept - state @ carried_c
+        state = kept + added_c
     return torch.cat(out, dim=1)[:, :length]

@@ -211,6 +211,7 @@ def train(args: TrainArgs) -> None:
             "accuracy_seeds": found,
             "law": recall_law.recall(args.d, args.n, args.facts, a, b),
             "law_forms": report.predictions(settings, args.model),
+            "measured_facts_at_half": report.facts_at_half(summary.get("curve", [])),
             "predicted_facts_at_half": recall_law.facts_at(0.5, args.d, args.n, a, b),
             "seconds": sweep.seconds(),
         }

@@ -35,12 +35,17 @@ def identity_likeness(block: Tensor) -> dict[str, float]:
     """Return how close a square block is to a multiple of the identity.
 
     `retrieved`: share of columns whose largest entry is on the diagonal.  `contrast`: mean
-    of the diagonal over the root mean square of the rest.
+    of the diagonal over the root mean square of the rest; independent random embeddings in D
+    dimensions have sqrt(D).  `sign`: of the diagonal; it is free for each operator alone (only
+    the product of the two matters), so the other figures are taken with it removed.
     """
     size = len(block)
+    sign = 1.0 if block.diagonal().mean() >= 0 else -1.0
+    block = block * sign
     diagonal = block.diagonal()
     rest = block[~torch.eye(size, dtype=torch.bool)]
     return {
+        "sign": sign,
         "retrieved": float((block.argmax(0) == torch.arange(size)).double().mean()),
         "contrast": float(diagonal.mean() / rest.square().mean().sqrt()),
         "diagonal_spread": float(diagonal.std() / diagonal.mean().abs()),
@@ -81,8 +86,9 @@ def invert_state(
 ) -> dict[str, float]:
     """Compare states after the facts with the hash table that the paper reads in them.
 
-    `explained`: squared cosine between the state h (2D x N) and `sum_n z(v_n) B(k_n)^T`, z of
-    a value as the current token, B of a key as the previous one.  `inverted`: share of facts
+    `explained`: squared cosine between H = P_out h (D x N), the part of the state that can be
+    read, and `sum_n P_out z(v_n) B(k_n)^T`, z of a value as the current token, B of a key as
+    the previous one.  `inverted`: share of facts
     whose value is the largest entry of the key's column in `E P_out h C(key)`, among values.
     """
     q = _member(p, member)
@@ -95,9 +101,10 @@ def invert_state(
     h = torch.einsum("btz,btn->bzn", z, z @ q["b_proj"].T)
     keys, values = context[:, 0::2], context[:, 1::2]
     facts = torch.einsum("bfz,bfn->bzn", current[values], previous[keys] @ q["b_proj"].T)
+    h, facts = q["out_proj"] @ h, q["out_proj"] @ facts
     cosine = (h * facts).sum((1, 2)) / (h.norm(dim=(1, 2)) * facts.norm(dim=(1, 2)))
     asked = current[keys] @ q["c_proj"].T  # (B, F, N)
-    read = torch.einsum("bzn,bfn->bfz", h, asked) @ q["out_proj"].T @ q["embedding"].T
+    read = torch.einsum("bdn,bfn->bfd", h, asked) @ q["embedding"].T
     half = task.vocab // 2
     hits = read[..., half:].argmax(-1) + half == values
     return {"explained": float(cosine.square().mean()), "inverted": float(hits.double().mean())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -135,6 +136,17 @@ def summarise_grid(rows: list[Row], part: str, kind: str) -> tuple[Row, list[Row
     return out, verdicts
 
 
+def facts_at_half(curve: Sequence[Row]) -> float | None:
+    """Return where a measured curve falls through one half, linear in log facts, or None."""
+    for before, after in itertools.pairwise(sorted(curve, key=lambda c: float(c["facts"]))):
+        high, low = before["accuracy"], after["accuracy"]
+        if high >= 0.5 > low:
+            share = (high - 0.5) / (high - low)
+            ratio = after["facts"] / before["facts"]
+            return float(before["facts"] * ratio**share)
+    return None
+
+
 def summarise_layers(rows: list[Row]) -> tuple[Row, list[Row]]:
     """Does accuracy depend on layers x N alone (theorem 4.6)?"""
     cells = cells_of(
@@ -257,7 +269,8 @@ def summarise_inside(rows: list[Row]) -> tuple[Row, list[Row]]:
             min(out["G_vv"]["retrieved"], out["G_kq"]["retrieved"]) > 0.9,
             min(out["G_vv"]["retrieved"], out["G_kq"]["retrieved"]),
             f"share of tokens whose own entry is the largest; contrast "
-            f"{out['G_vv']['contrast']:.1f} and {out['G_kq']['contrast']:.1f}; diagonal "
+            f"{out['G_vv']['contrast']:.1f} and {out['G_kq']['contrast']:.1f} (sqrt D "
+            f"{out['d'] ** 0.5:.1f}, sqrt N {out['n'] ** 0.5:.1f}: random embeddings); diagonal "
             f"weight in the predicted block {out['G_vv']['shift']:.3f} and "
             f"{out['G_kq']['shift']:.3f}",
         ),

@@ -7,7 +7,7 @@ import pytest
 
 from synthetic.arguments import dispatch
 from synthetic.capacity.__main__ import COMMANDS, PROG
-from synthetic.capacity.report import Cell, fit_law, summarise_heads
+from synthetic.capacity.report import Cell, facts_at_half, fit_law, summarise_heads
 
 
 def command(out: Path, *argv: str) -> dict:
@@ -116,6 +116,12 @@ def test_a_fit_finds_the_law_it_was_given() -> None:
     ]
     fit = fit_law(cells)
     assert (fit["a"], fit["b"]) == pytest.approx((1.7, 2.6), abs=1e-3)
+
+
+def test_the_half_point_of_a_curve_is_interpolated() -> None:
+    curve = [{"facts": f, "accuracy": a} for f, a in ((64, 0.25), (16, 0.75), (4, 1.0))]
+    assert facts_at_half(curve) == pytest.approx(32)
+    assert facts_at_half(curve[1:]) is None
 
 
 def test_heads_are_ordered_with_a_test_statistic() -> None:

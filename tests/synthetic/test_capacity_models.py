@@ -170,9 +170,12 @@ def test_operators_of_the_perfect_circuit_are_identities_and_its_state_is_the_ta
     assert seen["shift"] == {"G_vv": 1.0, "G_kq": 1.0}
     state = operators.invert_state(p, 0, task, sequences=20, seed=0)
     assert state["inverted"] == 1.0
-    # 6 of the 11 adjacent pairs are facts; every written pair has unit weight, its channels
-    # hold the previous token too, so half of the weight is the shift's own copy.
-    assert 0.2 < state["explained"] < 0.9
+    # It writes all 11 adjacent pairs of distinct tokens with equal weight; 6 are facts.
+    assert state["explained"] == pytest.approx(6 / 11)
+    flipped = {**p, "out_proj": -p["out_proj"], "b_proj": -p["b_proj"]}
+    again = operators.measure(flipped, 0)
+    assert (again["G_vv"]["sign"], again["G_kq"]["sign"]) == (-1, -1)
+    assert again["G_vv"]["retrieved"] == again["G_kq"]["retrieved"] == 1.0
     bare = operators.without_shift(p)
     assert linear_mamba.accuracy(bare, task, 50)[0] < 0.4
 

@@ -106,7 +106,7 @@ def scaled_parents(args: Args, scales: list[float]) -> dict[float, Path]:
 def run_cell(args: Args, recipe: str, cell: Cell, parent: Path) -> list[dict[str, Any]]:
     """Fine-tune one cell unless it is done; return its rows of the table."""
     folder = args.out / "cells" / cell.name
-    result = folder.with_suffix(".json")
+    result = folder.parent / f"{cell.name}.json"
     if result.is_file():
         rows: list[dict[str, Any]] = json.loads(result.read_text())
         return rows

@@ -1,0 +1,58 @@
+"""The sweep's plan, its flags and its table."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gatewright import artifact, cli
+from gatewright.errors import UserError
+from sft import sweep, train
+from sft.recipes import RECIPES
+
+
+def test_every_cell_has_a_file_of_its_own() -> None:
+    scales = (0.25, 0.5, 1.0, 2.0, 4.0)
+    names = {sweep.Cell(s, seed, "ramp").name for s in scales for seed in (0, 1, 2)}
+    assert len(names) == 15
+    assert "s0.25-ramp-seed1" in names
+
+
+def test_flags_state_the_whole_configuration() -> None:
+    config = dataclasses.replace(
+        RECIPES.get("mamba2_debug_cpu"), seed=3, gradient_checkpointing=True, lr=0.25
+    )
+    base = train.Args(Path("m"), Path("d"), Path("o"), RECIPES.get("llama_2b_8xh100"))
+    parsed = cli.parse(train.Args, sweep.train_flags(config), prog="x", default=base)
+    assert parsed.train == config
+
+
+def test_scaled_parents_carry_their_scale(models: dict[str, Path], tmp_path: Path) -> None:
+    from sft import parent
+
+    args = sweep.Args(models["mamba2"], tmp_path, tmp_path, RECIPES.get("mamba2_debug_cpu"))
+    folders = sweep.scaled_parents(args, [0.5, 2.0])
+    assert {s: parent.inspect(f).gate_scale for s, f in folders.items()} == {0.5: 0.5, 2.0: 2.0}
+    before = artifact.content_hash(folders[0.5])
+    assert sweep.scaled_parents(args, [0.5]) == {0.5: folders[0.5]}
+    assert artifact.content_hash(folders[0.5]) == before
+
+
+def test_the_table_is_mean_and_deviation_over_seeds() -> None:
+    rows = [
+        {
+            "scale": 1.0, "curriculum": "ramp", "k": 8, "held_out_loss": 2.0 + seed,
+            "right_tool": 0.5, "exact": 0.25, "hallucinated": 0.0,
+        }
+        for seed in (0, 1, 2)
+    ]  # fmt: skip
+    line = sweep.table(rows).splitlines()[1]
+    assert line.split()[:4] == ["1", "ramp", "8", "3"]
+    assert "3.000 ± 1.000" in line
+    assert "0.500 ± 0.000" in line
+
+
+@pytest.mark.parametrize("text", ["", "1,x", ","])
+def test_lists_of_numbers_are_checked(text: str) -> None:
+    with pytest.raises(UserError, match="--scales"):
+        sweep.numbers(text, "--scales", float)

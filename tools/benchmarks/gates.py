@@ -86,8 +86,10 @@ def note():
 kind, what, note_file, *sys.argv[1:] = sys.argv[1:]
 sys.argv[0] = note_file
 atexit.register(note)
-run = runpy.run_module if kind == "-m" else runpy.run_path
-run(what, run_name="__main__")
+if kind == "-m":
+    runpy.run_module(what, run_name="__main__", alter_sys=True)
+else:
+    runpy.run_path(what, run_name="__main__")
 """
 """Runs a module or script and notes the process's high-water mark (getrusage would report
 that of the process that started it)."""

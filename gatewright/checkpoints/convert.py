@@ -102,6 +102,7 @@ def convert(
     if tokenizer is not None:
         parents["tokenizer"] = tokenizer
     extra: dict[str, Any] = {"parameters": model.parameters(), "from": checkpoint.format}
+    extra |= _gate_scale(Path(source))
     with artifact.create(
         Path(out), kind=TARGETS[to], config=model, parents=parents, extra=extra
     ) as tmp:
@@ -133,6 +134,15 @@ def convert(
                     "nothing was written (please report this; --no-check writes it anyway)"
                 )
     return Converted(Path(out), model, total, found)
+
+
+def _gate_scale(source: Path) -> dict[str, Any]:
+    """Return the source's `gate_scale`, if its manifest states one: converting keeps gates."""
+    for folder in (source, source.parent) if source.name.startswith("iter_") else (source,):
+        if (folder / artifact.MANIFEST).is_file():
+            extra = artifact.read_manifest(folder)["extra"]
+            return {"gate_scale": extra["gate_scale"]} if "gate_scale" in extra else {}
+    return {}
 
 
 def _nbytes(view: View) -> int:

@@ -20,6 +20,7 @@ from gatewright.gates.edits import Dts, Plan
 from gatewright.gates.find import Gates
 from gatewright.gates.patching import Patches, patches_of
 from gatewright.gates.report import edit_report
+from gatewright.gates.rewrite import gate_scale
 
 UNDO = "gates-undo.json"
 
@@ -47,6 +48,7 @@ def edit(gates: Gates, plan: Plan, dts: Dts) -> dict[str, Any]:
         if not os.access(path, os.W_OK):
             raise UserError(f"{path}: cannot be written")
     report = edit_report(plan, gates, dts)
+    scale = gate_scale(gates, plan)
     manifest = root / artifact.MANIFEST
     record = {
         "format": "gatewright gates undo 1",
@@ -67,7 +69,7 @@ def edit(gates: Gates, plan: Plan, dts: Dts) -> dict[str, Any]:
             f.flush()
             os.fsync(f.fileno())
     if manifest.is_file():
-        _renew_manifest(manifest, list(patches), plan, report)
+        _renew_manifest(manifest, list(patches), plan, report, scale)
     return report
 
 
@@ -89,7 +91,9 @@ def _originals(root: Path, patches: Patches) -> list[dict[str, Any]]:
     return rows
 
 
-def _renew_manifest(manifest: Path, names: list[str], plan: Plan, report: dict[str, Any]) -> None:
+def _renew_manifest(
+    manifest: Path, names: list[str], plan: Plan, report: dict[str, Any], scale: float | None
+) -> None:
     content = json.loads(manifest.read_text(encoding="utf-8"))
     for name in names:
         if name in content["files"]:
@@ -97,7 +101,9 @@ def _renew_manifest(manifest: Path, names: list[str], plan: Plan, report: dict[s
     content["content_hash"] = artifact.content_hash_of(
         {name: entry["sha256"] for name, entry in content["files"].items()}
     )
-    edits = content.setdefault("extra", {}).setdefault("edits_in_place", [])
+    extra = content.setdefault("extra", {})
+    extra["gate_scale"] = scale  # later stages and the report believe it
+    edits = extra.setdefault("edits_in_place", [])
     edits.append({"edit": plan.edit.describe(), "gates": report})
     artifact.write_json(manifest, content)
 

@@ -17,6 +17,7 @@ from gatewright import artifact
 from gatewright.checkpoints import convert, opening, parity, safetensors_files
 from gatewright.checkpoints.models_on_disk import model_config
 from gatewright.errors import UserError
+from gatewright.gates import edits, find, rewrite
 from tests.gatewright.checkpoints import small_models
 from tests.gatewright.checkpoints.small_models import VARIANTS
 
@@ -265,6 +266,19 @@ def test_one_tensor_is_in_memory_at_a_time(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert size > 15_000_000
     assert peak < size / 2
+
+
+def test_a_conversion_keeps_the_stated_gate_scale(made: dict[str, Path], tmp_path: Path) -> None:
+    gates = find.find_gates(made["hf/mamba2-g2"])
+    half = edits.resolve(edits.Edit("scale", 0.5), gates, {})
+    rewrite.write_edits(gates, [half], tmp_path / "half", dts={})
+    convert.convert(tmp_path / "half", "megatron", tmp_path / "run", check=False)
+    convert.convert(tmp_path / "run", "hf", tmp_path / "of-run", check=False)
+    convert.convert(tmp_path / "run" / "iter_0000000", "hf", tmp_path / "of-iter", check=False)
+    for name in ("run", "of-run", "of-iter"):
+        assert artifact.read_manifest(tmp_path / name)["extra"]["gate_scale"] == 0.5
+    convert.convert(made["hf/mamba2-g2"], "megatron", tmp_path / "plain", check=False)
+    assert "gate_scale" not in artifact.read_manifest(tmp_path / "plain")["extra"]
 
 
 def test_bad_inputs_are_one_line(made: dict[str, Path], tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_in_place_equals_a_copy_and_can_be_undone(folder: Path, tmp_path: Path) 
     artifact.content_hash(folder)
     manifest = artifact.read_manifest(folder)
     assert manifest["extra"]["edits_in_place"][0]["edit"]["value"] == 0.25
+    assert manifest["extra"]["gate_scale"] == 0.25
     changed = {n for n, d in before.items() if (folder / n).read_bytes() != d}
     for name in changed - {"manifest.json"}:
         assert manifest["files"][name]["sha256"] == artifact.sha256_file(folder / name)

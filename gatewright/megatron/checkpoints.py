@@ -184,14 +184,24 @@ def remove_partial(out: Path) -> None:
 
 
 def prune(out: Path, config: CheckpointConfig) -> None:
-    """Keep the newest `keep_last` checkpoints and every multiple of `keep_every_steps`."""
-    for folder in complete(out)[: -config.keep_last]:
+    """Keep the newest `keep_last` checkpoints and every multiple of `keep_every_steps`.
+
+    Those beyond the one that `latest` names are of an earlier start, from which somebody went
+    back; they do not count as newest.
+    """
+    newest = latest(out)
+    ours = [p for p in complete(out) if newest is None or step_of(p) <= step_of(newest)]
+    for folder in ours[: -config.keep_last]:
         if config.keep_every_steps and step_of(folder) % config.keep_every_steps == 0:
             continue
-        # The name goes first: a half-removed folder must not look complete.
-        doomed = folder.parent / f".{folder.name}.partial-old"
-        os.replace(folder, doomed)
-        shutil.rmtree(doomed)
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # The name goes first: a half-removed folder must not look complete.
+    doomed = folder.parent / f".{folder.name}.partial-old"
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed)
 
 
 class Saver:
@@ -213,8 +223,6 @@ class Saver:
         from megatron.core import dist_checkpointing
 
         self.finish(block=True)  # one save at a time
-        if (self._out / folder_name(step)).exists():
-            return  # a resumed run that has nothing to add
         partial = self._partial_folder(step)
         with cpu.redirect():
             state = _state(model, optimizer, schedule, loading=False)
@@ -254,6 +262,8 @@ class Saver:
                 _sync(path)
             _sync(partial)
             final = self._out / folder_name(step)
+            if final.exists():  # of a start that somebody went back from
+                _remove(final)
             os.replace(partial, final)
             _sync(self._out)
             _point_latest_at(final)

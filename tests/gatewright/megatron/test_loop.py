@@ -155,6 +155,23 @@ def test_only_the_newest_and_every_mth_checkpoint_are_kept(
     assert not list(tmp_path.glob(".iter_*"))
 
 
+def test_a_run_that_went_back_writes_its_own_checkpoints(
+    corpus: data.Corpus, tmp_path: Path
+) -> None:
+    """`latest` set to an older checkpoint by hand: what was saved after it is replaced."""
+    config = tiny.config("llama", checkpoint={"every_steps": 2, "keep_last": 9})
+    assert train(config, corpus, tmp_path).finished
+    (tmp_path / "iter_0000010" / "of the first start").touch()
+    (tmp_path / "latest").write_text("iter_0000002\n")
+    back = dataclasses.replace(
+        config, checkpoint=dataclasses.replace(config.checkpoint, keep_last=1)
+    )
+    assert train(back, corpus, tmp_path).finished
+    assert checkpoints.latest(tmp_path) == tmp_path / "iter_0000010"
+    assert not (tmp_path / "iter_0000010" / "of the first start").exists()
+    assert [p.name for p in checkpoints.complete(tmp_path)] == ["iter_0000010"]
+
+
 def test_asynchronous_saves_are_the_same_checkpoints(corpus: data.Corpus, tmp_path: Path) -> None:
     for asynchronous in (False, True):
         config = tiny.config("mamba2", checkpoint={"every_steps": 4, "asynchronous": asynchronous})

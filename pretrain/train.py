@@ -178,7 +178,9 @@ def main(args: Args) -> int:
     from gatewright.megatron import health, loop, signals
     from gatewright.megatron.data import Corpus
 
-    outcome = loop.train(resolved, Corpus.of_folder(args.data, corpus["extra"]["eod_id"]), args.out)
+    facts = corpus["extra"]
+    files = Corpus.of_folder(args.data, facts["eod_id"], facts.get("blend"))
+    outcome = loop.train(resolved, files, args.out)
     if outcome.reason == loop.BAD_LOSS:
         if main_process:
             print(

@@ -225,6 +225,11 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if not math.isfinite(self.init_gate_offset):
             raise UserError(f"--init-gate-offset {self.init_gate_offset}: must be finite")
+        if self.train.reset_at_documents and self.parallel.context > 1:
+            raise UserError(
+                "--train.reset-at-documents: a sequence of packed documents cannot be split over "
+                f"--parallel.context {self.parallel.context}; leave one of them out"
+            )
         if self.init_gate_offset and self.model.family != "mamba2":
             raise UserError("--init-gate-offset: a llama has no gates to shift")
 

@@ -8,7 +8,7 @@ number of processes: global batch n holds the same sequences whatever the layout
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,17 @@ class Corpus:
     """Sampling weights of several prefixes; None samples by length."""
 
     @classmethod
-    def of_folder(cls, folder: Path, eod_id: int) -> Corpus:
+    def of_folder(
+        cls, folder: Path, eod_id: int, shares: Mapping[str, float] | None = None
+    ) -> Corpus:
         """Take every .bin/.idx pair of a corpus folder.
 
+        Args:
+            shares: share of each pair (by name) in the tokens that training sees, as
+                pretrain.prepare states it (`blend`); None samples several pairs by length.
+
         Raises:
-            UserError: there is none, or half a pair.
+            UserError: there is none, half a pair, or one without a share.
         """
         prefixes = tuple(str(p.with_suffix("")) for p in sorted(Path(folder).glob("*.idx")))
         if not prefixes:
@@ -45,7 +51,15 @@ class Corpus:
         for prefix in prefixes:
             if not Path(prefix + ".bin").is_file():
                 raise UserError(f"{prefix}.bin: is missing; run pretrain.prepare again")
-        return cls(prefixes, eod_id)
+        names = [Path(prefix).name for prefix in prefixes]
+        if shares is None or len(prefixes) == 1:
+            return cls(prefixes, eod_id)
+        if unknown := sorted(set(names) ^ set(shares)):
+            raise UserError(
+                f"--data {folder}: its files and the blend in its manifest differ in "
+                f"{unknown[0]}; run pretrain.prepare again"
+            )
+        return cls(prefixes, eod_id, tuple(shares[name] for name in names))
 
 
 def write_documents(folder: Path, documents: Iterable[np.ndarray]) -> None:

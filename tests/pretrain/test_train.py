@@ -224,8 +224,10 @@ def test_another_configuration_is_not_mixed_into_a_run(
         default=train.Args.of_recipe(train.RECIPES.get(args[0])),
     )
     resolved, _ = train.check_inputs(parsed)
-    train.open_run(parsed, resolved, {})
-    train.open_run(parsed, resolved, {})  # the same run may go on
+    hashes = {"data": artifact.content_hash(inputs["corpus"])}
+    hashes["tokenizer"] = artifact.content_hash(inputs["tokenizer"])
+    train.open_run(parsed, resolved, hashes)
+    train.open_run(parsed, resolved, hashes)  # the same run may go on
     for flag, value in (("--train.lr", "0.1"), ("--model.n-layers", "3")):
         printed = finish(start([*args, flag, value]), code=2)
-        assert flag.lstrip("-").replace("-", "_") in printed or "inputs" in printed
+        assert f"another {flag.lstrip('-').replace('-', '_')}" in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,12 +77,16 @@ def test_a_bad_sample_is_traced_to_its_documents(corpus: data.Corpus, tmp_path: 
 def test_a_blend_draws_from_each_file_by_weight(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 2)):
         tiny.write_corpus(tmp_path / name, seed=seed)
-    prefixes = tuple(str(tmp_path / name / "text") for name in ("a", "b"))
-    blend = data.Corpus(prefixes, tiny.EOD, weights=(0.75, 0.25))
+        for end in (".bin", ".idx"):
+            os.rename(tmp_path / name / f"text{end}", tmp_path / f"{name}{end}")
+    blend = data.Corpus.of_folder(tmp_path, tiny.EOD, {"b": 0.25, "a": 0.75})
     config = tiny.config("llama", train={"steps": 25}).train
     dataset = data.build_dataset(blend, config, tmp_path / "cache")
     files = [row["file"] for row in data.documents_of(dataset, range(100))]
-    assert files.count(prefixes[0]) == 75
+    assert files.count(str(tmp_path / "a")) == 75
+    assert files.count(str(tmp_path / "b")) == 25
+    with pytest.raises(UserError, match="differ in c; run pretrain.prepare"):
+        data.Corpus.of_folder(tmp_path, tiny.EOD, {"a": 0.5, "b": 0.25, "c": 0.25})
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
@@ -113,6 +118,11 @@ def test_packed_documents_equal_separate_ones(
         torch.testing.assert_close(together[:, start:end], losses(model, alone), rtol=0, atol=1e-5)
     leaky = dataclasses.replace(packed, packed=None)
     assert (losses(model, leaky) - together).abs().max() > 1e-3  # the check can fail
+
+
+def test_packed_documents_are_not_split_over_context_parallel_processes() -> None:
+    with pytest.raises(UserError, match=r"reset-at-documents: .* --parallel\.context 2"):
+        tiny.config("llama", train={"reset_at_documents": True}, parallel={"context": 2})
 
 
 @torch.no_grad()

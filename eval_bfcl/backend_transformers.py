@@ -119,6 +119,7 @@ class TransformersBackend:
         written: list[list[int]] = [[] for _ in prompts]
         finished_after = [0.0] * len(prompts)
         stopped = [False] * len(prompts)
+        produced = [0] * len(prompts)  # the token that ends a turn included
         closed = [0] * len(prompts)
         alive = list(range(len(prompts)))  # rows of `prompts` that are still in the cache
         in_cache = list(alive)
@@ -133,6 +134,7 @@ class TransformersBackend:
                     if stopped[row]:
                         continue
                     finished_after[row] = now
+                    produced[row] += 1
                     if token in self.stop_ids:
                         stopped[row] = True
                         continue
@@ -156,7 +158,7 @@ class TransformersBackend:
                     written[row], skip_special_tokens=False, clean_up_tokenization_spaces=False
                 ),
                 prompt_tokens=len(prompts[row]),
-                new_tokens=len(written[row]) + stopped[row],
+                new_tokens=produced[row],
                 latency_s=round(finished_after[row], 4),
                 finish="stop" if stopped[row] else "length",
             )

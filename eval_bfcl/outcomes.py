@@ -13,7 +13,7 @@ import copy
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from eval_bfcl.pools import Row
 from eval_bfcl.prompting import Dots, NameMap
@@ -33,17 +33,7 @@ Outcome = Literal[
     "unparseable",
     "error",
 ]
-OUTCOMES: tuple[Outcome, ...] = (
-    "correct",
-    "wrong_arguments",
-    "wrong_tool",
-    "hallucinated",
-    "several_calls",
-    "missing_calls",
-    "no_call",
-    "unparseable",
-    "error",
-)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 @dataclasses.dataclass(frozen=True)

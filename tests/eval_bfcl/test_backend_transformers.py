@@ -123,7 +123,7 @@ def test_rows_end_at_their_own_token_and_leave_the_batch(models: dict[str, Path]
         "a" * 12,
     ]
     assert [x.finish for x in answers] == ["stop", "stop", "stop", "length"]
-    assert [x.new_tokens for x in answers] == [2, 7, 4, 12]
+    assert [x.new_tokens for x in answers] == [2, 6, 4, 12]
     assert model.rows_seen[0] == 4
     assert model.rows_seen[-1] == 1
     both = backend.generate([[b]], [False])  # parallel questions may call more than once

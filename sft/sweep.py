@@ -26,6 +26,7 @@ from gatewright.errors import UserError
 from sft.recipes import RECIPES, TrainConfig
 
 PROG = "python -m sft.sweep"
+SWEEP = "sweep.json"
 COLUMNS = (
     "scale", "seed", "k", "held_out_loss", "right_tool", "exact", "hallucinated", "parsed",
     "questions",
@@ -86,6 +87,39 @@ class Cell:
         return f"s{self.scale:g}-{self.curriculum}-seed{self.seed}"
 
 
+def claim(args: Args, recipe: str) -> None:
+    """Make the output folder this sweep's, or find that it already is.
+
+    Scales, seeds and curricula may be added to; everything else would mix unlike cells.
+
+    Raises:
+        UserError: it is finished, holds a sweep of other settings or inputs, or something else.
+    """
+    if (args.out / artifact.MANIFEST).is_file():
+        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
+    sweep = {
+        "recipe": recipe,
+        "model": artifact.content_hash(args.model),
+        "data": artifact.content_hash(args.data),
+        "train": dataclasses.asdict(args.train),
+        "pool_sizes": args.pool_sizes,
+        "questions": args.questions,
+    }
+    if (args.out / SWEEP).is_file():
+        before = json.loads((args.out / SWEEP).read_text())
+        different = sorted(name for name in sweep if before.get(name) != sweep[name])
+        if different:
+            raise UserError(
+                f"--out {args.out}: holds a sweep with another {different[0]} ({SWEEP}); repeat "
+                "its flags to go on with it, or choose another folder"
+            )
+        return
+    if args.out.exists() and any(args.out.iterdir()):
+        raise UserError(f"--out {args.out} is not empty: remove it or choose another folder")
+    args.out.mkdir(parents=True, exist_ok=True)
+    artifact.write_json(args.out / SWEEP, sweep)
+
+
 def scaled_parents(args: Args, scales: list[float]) -> dict[float, Path]:
     """Return a copy of the parent per scale, written once."""
     from gatewright.gates.edits import Edit, resolve
@@ -144,6 +178,7 @@ def run_cell(args: Args, recipe: str, cell: Cell, parent: Path) -> list[dict[str
     ]
     artifact.write_json(result, rows)
     if not args.keep_models:
+        (folder / artifact.MANIFEST).unlink()  # without weights it is no model folder any more
         for weights in folder.glob("*.safetensors"):
             weights.unlink()
     return rows
@@ -199,9 +234,8 @@ def main(recipe: str, args: Args) -> None:
         if curriculum not in ("fixed", "ramp", "gated"):
             raise UserError(f"--curricula {curriculum!r}: choose fixed, ramp or gated")
         dataclasses.replace(args.train, curriculum=curriculum)  # type: ignore[arg-type]
-    if (args.out / artifact.MANIFEST).is_file():
-        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
-    (args.out / "cells").mkdir(parents=True, exist_ok=True)
+    claim(args, recipe)
+    (args.out / "cells").mkdir(exist_ok=True)
     parents = scaled_parents(args, scales)
     cells = [Cell(s, seed, c) for s in scales for c in curricula for seed in seeds]
     rows: list[dict[str, Any]] = []

@@ -297,11 +297,12 @@ class Run:
         )
         while self.step < self.steps and not self.stopped_early:
             metrics = self.train_step()
-            due = self.config.eval_every and self.step % self.config.eval_every == 0
-            if due or self.step == self.steps:
+            evaluates = self.config.eval_every
+            due = self.step == self.steps or bool(evaluates and self.step % evaluates == 0)
+            if due:
                 last = self.evaluate()
                 metrics |= last
-            if log is not None and (last or self.step % self.config.log_every == 0):
+            if log is not None and (due or self.step % self.config.log_every == 0):
                 log.log(self.step, **metrics)
             bar.set_postfix(loss=f"{metrics['loss']:.3f}", k=metrics["pool_size"])
             bar.update()

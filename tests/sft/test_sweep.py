@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,27 @@ def test_scaled_parents_carry_their_scale(models: dict[str, Path], tmp_path: Pat
     before = artifact.content_hash(folders[0.5])
     assert sweep.scaled_parents(args, [0.5]) == {0.5: folders[0.5]}
     assert artifact.content_hash(folders[0.5]) == before
+
+
+def test_a_folder_holds_one_sweep(models: dict[str, Path], tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    args = sweep.Args(models["mamba2"], data, out, RECIPES.get("mamba2_debug_cpu"))
+    sweep.claim(args, "mamba2_debug_cpu")
+    sweep.claim(dataclasses.replace(args, scales="0.5", seeds="7"), "mamba2_debug_cpu")
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("pool_sizes", {"pool_sizes": "1,4"}),
+        ("train", {"train": dataclasses.replace(args.train, lr=0.5)}),
+        ("model", {"model": models["llama"]}),
+    ]
+    for name, change in changes:
+        with pytest.raises(UserError, match=f"another {name}"):
+            sweep.claim(dataclasses.replace(args, **change), "mamba2_debug_cpu")
+    with pytest.raises(UserError, match="another recipe"):
+        sweep.claim(args, "llama_debug_cpu")
+    (data / "foreign").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        sweep.claim(dataclasses.replace(args, out=data), "mamba2_debug_cpu")
 
 
 def test_the_table_is_mean_and_deviation_over_seeds() -> None:

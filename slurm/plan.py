@@ -213,16 +213,32 @@ def forget(run: Path, task: Task) -> None:
 
 
 def progress_mark(run: Path, task: Task) -> tuple[str, ...]:
-    """Return what changes when a command saves: names and times of its folders' entries."""
+    """Return what changes when a command saves: names and sizes of all files in its folders.
+
+    For files at the top of a folder also their time of change, because a pointer to the newest
+    checkpoint keeps its size.  What a command writes again at each start does not count: a
+    crash that only repeats itself would else look like progress for ever.
+    """
     found: list[str] = []
     for out in task.out_paths(run):
-        entries = sorted(out.iterdir()) if out.is_dir() else []
-        found += [f"{e.name} {e.stat().st_mtime_ns}" for e in entries if not _is_log(e)]
+        for folder, names, files in os.walk(out):
+            names[:] = sorted(n for n in names if not _gets_nowhere(n))
+            for path in (Path(folder, n) for n in sorted(files) if not _gets_nowhere(n)):
+                with contextlib.suppress(FileNotFoundError):
+                    stat = path.stat()
+                    at = stat.st_mtime_ns if path.parent == out else ""
+                    found.append(f"{path.relative_to(run)} {stat.st_size} {at}")
     return tuple(found)
 
 
-def _is_log(entry: Path) -> bool:
-    return entry.name in ("tensorboard", "metrics.jsonl", "config.json")
+_NO_PROGRESS = (
+    *("tensorboard", "metrics.jsonl", "config.json", "unhealthy.jsonl"),
+    "gates_at_start.json",
+)
+
+
+def _gets_nowhere(name: str) -> bool:
+    return name in _NO_PROGRESS or name.startswith((".", "partial_"))
 
 
 def begin(

@@ -37,9 +37,6 @@ class Failure:
 class Backend(Protocol):
     """Generates greedily."""
 
-    draws_prompts: bool
-    """It is given tokens; otherwise messages and tools."""
-
     def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
         """Yield every request once, in any order, as soon as it is done."""
         ...

@@ -35,8 +35,6 @@ class OpenAIBackend:
         UserError: --base-url is not an http(s) address.
     """
 
-    draws_prompts = False
-
     def __init__(self, args: Args) -> None:
         if not args.base_url.startswith(("http://", "https://")):
             raise UserError(f"--base-url {args.base_url}: give an address like http://host:port/v1")

@@ -35,8 +35,6 @@ class TransformersBackend:
         batch_tokens: most prompt tokens of a batch, padding included.
     """
 
-    draws_prompts = True
-
     def __init__(
         self,
         model: Any,

@@ -25,8 +25,6 @@ class VLLMBackend:
         UserError: vLLM is not installed.
     """
 
-    draws_prompts = True
-
     def __init__(self, folder: Path, renderer: Any, args: Args) -> None:
         try:
             from vllm import LLM, SamplingParams

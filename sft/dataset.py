@@ -34,18 +34,6 @@ SAMPLE = np.dtype(
     ]
 )
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
-"""What makes a tokenizer in the Hugging Face layout; kept with the data and with each model."""
-
 
 class Writer:
     """Appends samples to a split's folder; `close` writes the index."""

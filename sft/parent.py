@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from gatewright import artifact
+from gatewright.checkpoints.models_on_disk import TOKENIZER_FILES
 from gatewright.errors import UserError
-from sft.dataset import TOKENIZER_FILES
 from sft.objective import FAMILIES, register_attention
 
 if TYPE_CHECKING:

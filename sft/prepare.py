@@ -261,7 +261,7 @@ def collect_tools(args: Args) -> ToolCorpus:
 
 def save_tokenizer(source: Path, folder: Path) -> None:
     """Keep the tokenizer with the data: what trains on it renders and saves with the same."""
-    from sft.dataset import TOKENIZER_FILES
+    from gatewright.checkpoints.models_on_disk import TOKENIZER_FILES
 
     folder.mkdir()
     for name in TOKENIZER_FILES:

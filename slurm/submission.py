@@ -198,10 +198,6 @@ def dependencies(
     return found
 
 
-def _parents_in(pipeline: Pipeline, task: Task, step: str) -> list[int]:
-    return [p.index for p in pipeline.parents(task) if p.step.name == step]
-
-
 def submit(
     pipeline: Pipeline,
     folder: Path,

@@ -132,6 +132,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+"""What makes a tokenizer in the Hugging Face layout; copied along with data and models."""
 
 
 def token_ids(tokenizer: Path, model: ModelConfig) -> dict[str, int | None]:

@@ -61,8 +61,6 @@ def test_a_model_answers_all_pool_sizes(
 class Flaky:
     """Fails at chosen questions a number of times, as a server would."""
 
-    draws_prompts = True
-
     def __init__(self, times: dict[str, int]) -> None:
         self.times = times
         self.asked: list[str] = []

@@ -7,6 +7,22 @@ import pytest
 from gatewright.megatron.config import ParallelConfig
 from pretrain.recipes import RECIPES
 
+FIGURES = {
+    "mamba2_1p5b_128xh100": (1_481_777_152, 1_048_576),
+    "llama_2b_128xh100": (1_975_633_920, 1_048_576),
+    "mamba2_debug_cpu": (4_890_000, 2_048),
+    "llama_debug_cpu": (4_720_896, 2_048),
+}
+"""Recipe -> parameters, tokens per step."""
+
+
+def test_every_recipe_has_the_figures_that_are_stated() -> None:
+    found = {
+        name: (recipe.model.parameters(), recipe.train.tokens_per_step)
+        for name, recipe in ((name, RECIPES.get(name)) for name in RECIPES.names())
+    }
+    assert found == FIGURES
+
 
 def test_the_paper_recipes_have_the_paper_sizes_and_training() -> None:
     mamba, llama = RECIPES.get("mamba2_1p5b_128xh100"), RECIPES.get("llama_2b_128xh100")

@@ -3,8 +3,9 @@
 Three methods of `transformers.models.mamba2.modeling_mamba2` are replaced while bound:
 
 * `Mamba2Mixer.forward` runs training, prefill and cached decoding on our kernels.  Tensors on
-  CUDA go to the original method, which picks mamba_ssm by itself.  Steps of cached decoding
-  record no gradients.
+  CUDA go to the original method, which picks mamba_ssm by itself; not packed samples where
+  mamba_ssm or causal_conv1d is missing, because what it falls back to ignores `seq_idx`.
+  Steps of cached decoding record no gradients.
 * `Mamba2RMSNorm.forward` is the fused norm.
 * `Mamba2ForCausalLM.forward` takes `seq_idx` (b, l), the number of the packed sample that
   each token belongs to: neither convolution nor state crosses from one sample to the next.
@@ -129,17 +130,24 @@ def _mixer_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         attention_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        if hidden_states.is_cuda or self.activation not in ("silu", "swish"):
+        seq_idx = kwargs.get("seq_idx")
+        theirs = hidden_states.is_cuda and _keeps_apart_on_cuda(seq_idx)
+        if theirs or self.activation not in ("silu", "swish"):
             return original(
                 self, hidden_states, cache=cache, attention_mask=attention_mask, **kwargs
             )
         cache = kwargs.pop("cache_params", cache)
-        seq_idx = kwargs.get("seq_idx")
         if cache is None:
             return _without_cache(self, hidden_states, attention_mask, seq_idx)
         return _with_cache(self, hidden_states, cache, attention_mask, seq_idx)
 
     return forward
+
+
+def _keeps_apart_on_cuda(seq_idx: Tensor | None) -> bool:
+    """Tell whether transformers' own mixer heeds `seq_idx` on CUDA: only its kernels do."""
+    needed = ("mamba_ssm.ops.triton.ssd_combined", "causal_conv1d")
+    return seq_idx is None or all(backend.cuda_module(name) is not None for name in needed)
 
 
 def _masked(x: Tensor, attention_mask: Tensor | None) -> Tensor:

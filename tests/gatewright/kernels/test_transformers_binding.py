@@ -142,6 +142,24 @@ def test_a_packed_prefill_is_continued_from_its_last_sample(
             model(input_ids=ids[:1], seq_idx=seq_idx, cache=packed)
 
 
+def test_packed_samples_on_cuda_never_go_to_code_that_mixes_them(
+    monkeypatch: pytest.MonkeyPatch, ids: Tensor
+) -> None:
+    """Without its kernels transformers' mixer takes seq_idx and ignores it."""
+    from gatewright.kernels import transformers_binding as binding
+
+    for missing in ("mamba_ssm.ops.triton.ssd_combined", "causal_conv1d"):
+        monkeypatch.setattr(
+            binding.backend,
+            "cuda_module",
+            lambda name, gone=missing: None if name == gone else torch,
+        )
+        assert not binding._keeps_apart_on_cuda(ids)
+        assert binding._keeps_apart_on_cuda(None)
+    monkeypatch.setattr(binding.backend, "cuda_module", lambda name: torch)
+    assert binding._keeps_apart_on_cuda(ids)
+
+
 def test_binding_twice_is_binding_once_and_undo_restores() -> None:
     before = [getattr(modeling_mamba2, name).forward for name in PATCHED]
     binding = bind_transformers()

@@ -2,7 +2,10 @@
 
 DeepSpeed ZeRO around a transformers model, on GPUs or on CPU; one process, or several under
 `torchrun -m`.  Started again with the same flags after a crash, it goes on from the newest
-checkpoint and ends in the same weights.
+checkpoint and ends in the same weights.  SIGTERM and SIGUSR1 (Slurm's time limit) make it save
+and leave.
+
+Exit codes: 0 finished; 2 bad input; 75 saved and left early: start the same command again.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from gatewright.errors import UserError
 from sft.recipes import RECIPES, TrainConfig
 
 if TYPE_CHECKING:
+    from gatewright.megatron.signals import LeaveRequests
     from sft.dataset import Samples
     from sft.parent import Parent
 
@@ -146,6 +150,8 @@ class Run:
         self.step = 0
         self.best = math.inf
         self.evaluations_since_best = 0
+        self.left: str | None = None
+        """What made `loop` save and leave before the end."""
         self._resume()
 
     def _resume(self) -> None:
@@ -283,8 +289,8 @@ class Run:
             self.evaluations_since_best >= self.config.early_stop
         )
 
-    def loop(self) -> dict[str, Any]:
-        """Train to the end; return the last evaluation."""
+    def loop(self, requests: LeaveRequests | None = None) -> dict[str, Any]:
+        """Train to the end, or until asked to leave; return the last evaluation."""
         from gatewright.runlog import RunLog, progress
 
         first = self.rank == 0
@@ -306,9 +312,14 @@ class Run:
                 log.log(self.step, **metrics)
             bar.set_postfix(loss=f"{metrics['loss']:.3f}", k=metrics["pool_size"])
             bar.update()
+            if requests is not None:
+                self.left = requests.reason()
             every = self.config.checkpoint_every
-            if every and self.step % every == 0 and self.step < self.steps:
+            if self.step < self.steps and (self.left or (every and self.step % every == 0)):
                 self.checkpoint()
+                if self.left:
+                    break
+            self.left = None  # at the end there is nothing left to leave
         bar.close()
         if log is not None:
             log.close()
@@ -348,19 +359,29 @@ class Run:
             )
 
 
-def main(recipe: str, args: Args) -> None:
+def main(recipe: str, args: Args) -> int:
     """Fine-tune a model on prepared chats."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     inputs = check(args)
     if (args.out / artifact.MANIFEST).exists():
         raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
+    from gatewright.megatron.signals import EXIT_RUN_AGAIN, LeaveRequests
     from sft.engine import process_group, use_device
 
     device = use_device()
-    with process_group(device):
+    with process_group(device), LeaveRequests() as requests:
         run = Run(args, recipe, inputs, device)
-        run.finish(run.loop())
+        last = run.loop(requests)
+        if run.left is None:
+            run.finish(last)
+            return 0
+        if run.rank == 0:
+            print(
+                f"left at step {run.step} of {run.steps} ({run.left}), saved in {args.out}: run "
+                "the same command again to go on"
+            )
+        return EXIT_RUN_AGAIN
 
 
 def entry() -> None:

@@ -163,6 +163,36 @@ def test_killed_and_resumed_ends_in_the_same_weights(
 
 
 @pytest.mark.usefixtures("group")
+def test_asked_to_leave_it_saves_and_goes_on_as_if_nothing_had_happened(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    """Slurm's warning of the time limit, with no checkpoint due for a long time."""
+    out = tmp_path / "parted"
+    values = ("--train.steps", "40", "--train.lr", "3e-3")
+    command = [sys.executable, "-m", "sft.train", "mamba2_debug_cpu"]
+    command += [*map(str, flags(models["mamba2"], data, out)), *values]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    metrics = out / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGUSR1)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "(SIGUSR1), saved in" in said
+    done = len(losses(out))
+    assert 0 < done < 40
+    changes = {"steps": 40, "lr": 3e-3}
+    train_here("mamba2_debug_cpu", models["mamba2"], data, out, **changes)
+    whole = train_here("mamba2_debug_cpu", models["mamba2"], data, tmp_path / "whole", **changes)
+    assert losses(out) == losses(whole)
+    assert (
+        load_file(out / "model.safetensors").keys() == load_file(whole / "model.safetensors").keys()
+    )
+
+
+@pytest.mark.usefixtures("group")
 def test_zero_stages_with_two_processes_give_the_same_losses(
     models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:

@@ -103,6 +103,27 @@ class Args:
                 raise UserError(f"{flag} {number}: give a positive number")
         if self.retries < 0:
             raise UserError(f"--retries {self.retries}: give 0 or more")
+        for field in dataclasses.fields(self):
+            takers = _TAKEN_BY.get(field.name, (self.backend,))
+            if self.backend not in takers and getattr(self, field.name) != field.default:
+                raise UserError(
+                    f"--{field.name.replace('_', '-')}: only --backend {' or '.join(takers)} "
+                    f"takes it, not {self.backend}"
+                )
+
+
+_TAKEN_BY = {
+    "prompt": ("transformers", "vllm"),
+    "dtype": ("transformers", "vllm"),
+    "batch_size": ("transformers",),
+    "batch_tokens": ("transformers",),
+    "tensor_parallel": ("vllm",),
+    "base_url": ("openai",),
+    "api_key_env": ("openai",),
+    "concurrency": ("openai",),
+    "timeout_s": ("openai",),
+}
+"""Flags that some backends would ignore: given to those, they are refused."""
 
 
 def local_model(name: str) -> Path:

@@ -206,6 +206,11 @@ def test_prompts_beyond_the_models_positions(
         ({"retries": -1}, "--retries -1"),
         ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
         ({"backend": "openai", "base_url": "localhost"}, "--base-url localhost"),
+        (
+            {"backend": "openai", "prompt": "system"},
+            "--prompt: only --backend transformers or vllm",
+        ),
+        ({"concurrency": 2}, "--concurrency: only --backend openai takes it, not transformers"),
     ],
 )
 def test_bad_flags_are_one_line(

@@ -320,6 +320,8 @@ class Run:
                 if self.left:
                     break
             self.left = None  # at the end there is nothing left to leave
+        if self.left is None and not last:  # resumed between an early stop and its end
+            last = self.evaluate()
         bar.close()
         if log is not None:
             log.close()

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from gatewright import artifact, cli, runlog
 from gatewright.errors import UserError
+from sft.ledger import Ledger
 from sft.pools import Order, PoolBuilder, ToolCorpus
-from sft.rows import Chat, Dropped, Ledger, Reasoning, lines, read_row
+from sft.rows import Chat, Dropped, Reasoning, lines, read_row
 
 if TYPE_CHECKING:
     from gatewright.chat import Renderer

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sft.rows import Chat, Dropped, Ledger, lines, read_row
+from sft.ledger import Ledger
+from sft.rows import Chat, Dropped, lines, read_row
 from tests.sft.material import call, python_m, tool
 
 USER = {"role": "user", "content": "Weather in Oslo?"}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gatewright.errors import UserError
 from gatewright.megatron import cpu
 from gatewright.megatron.config import ParallelConfig
 from gatewright.models import ModelConfig
@@ -264,6 +265,11 @@ def _llama_layer(config: Any) -> Any:
 
     if fused():
         return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec()
+    if config.context_parallel_size > 1:  # each process would attend to its own tokens only
+        raise UserError(
+            f"--parallel.context {config.context_parallel_size}: a llama's attention can be split "
+            "over tokens by Transformer Engine only, which is not here; leave it at 1"
+        )
     from megatron.core.transformer.transformer_block import (
         TransformerBlockSubmodules,
         get_num_layers_to_build,

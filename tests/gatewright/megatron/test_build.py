@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gatewright.errors import UserError
 from gatewright.megatron import build, distributed
 from gatewright.megatron.config import ParallelConfig
 from gatewright.megatron.recipes import RECIPES
@@ -28,6 +29,12 @@ def test_recipe_builds_with_the_parameters_of_the_formula(name: str) -> None:
     model = build.build_model(config, meta=True)
     assert all(p.is_meta for p in model.parameters())
     assert sum(p.numel() for p in model.parameters()) == config.parameters()
+
+
+@pytest.mark.skipif(build.fused(), reason="Transformer Engine splits attention over tokens")
+def test_local_attention_is_not_split_over_tokens() -> None:
+    with pytest.raises(UserError, match=r"--parallel\.context 2: a llama's attention"):
+        build.build_model(tiny.MODELS["llama"], parallel=ParallelConfig(context=2))
 
 
 def test_gates_stay_fp32_in_a_bf16_model() -> None:

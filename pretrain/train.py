@@ -69,7 +69,7 @@ class Args:
 
 
 def tokenizer_size(folder: Path) -> int:
-    """Return the number of tokens of a tokenizer folder, added ones included.
+    """Return how many embeddings a tokenizer folder needs: its largest id, and one.
 
     Raises:
         UserError: the folder has no readable tokenizer.json.
@@ -80,7 +80,8 @@ def tokenizer_size(folder: Path) -> int:
     if not path.is_file():
         raise UserError(f"--tokenizer {folder}: has no tokenizer.json")
     try:
-        return int(Tokenizer.from_file(str(path)).get_vocab_size(with_added_tokens=True))
+        ids = Tokenizer.from_file(str(path)).get_vocab(with_added_tokens=True).values()
+        return max(ids) + 1  # ids may have gaps
     except Exception as e:
         raise UserError(f"{path}: cannot be read ({e})") from e
 

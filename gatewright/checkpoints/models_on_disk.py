@@ -151,7 +151,7 @@ def token_ids(tokenizer: Path, model: ModelConfig) -> dict[str, int | None]:
         settings = json.loads((tokenizer / "tokenizer_config.json").read_text(encoding="utf-8"))
     except Exception as e:
         raise UserError(f"--tokenizer {tokenizer}: cannot be read ({e})") from e
-    size = loaded.get_vocab_size(with_added_tokens=True)
+    size = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if size > model.vocab_size:
         raise UserError(
             f"--tokenizer {tokenizer}: has {size} tokens, but the checkpoint has "

@@ -111,7 +111,8 @@ def open_run(args: Args, resolved: PretrainConfig, inputs: dict[str, str]) -> No
     """Make --out, or check that it holds the same run; write config.json before any work.
 
     Raises:
-        UserError: --out is finished, or holds a run of another configuration or corpus.
+        UserError: --out is finished, or holds a run of another configuration or corpus, or
+            something else.
     """
     if (args.out / artifact.MANIFEST).exists():
         raise UserError(f"--out {args.out} is already finished: choose another folder")
@@ -125,6 +126,8 @@ def open_run(args: Args, resolved: PretrainConfig, inputs: dict[str, str]) -> No
                 f"--out {args.out} holds a run with another {different[0]}: repeat that run's "
                 "settings to go on with it, or choose another folder"
             )
+    elif args.out.is_dir() and any(args.out.iterdir()):
+        raise UserError(f"--out {args.out} is not empty: choose another folder")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as e:

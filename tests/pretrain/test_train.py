@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gatewright import artifact
+from gatewright.errors import UserError
 from pretrain import train
 from tests.gatewright.megatron import tiny
 
@@ -226,6 +227,11 @@ def test_another_configuration_is_not_mixed_into_a_run(
     resolved, _ = train.check_inputs(parsed)
     hashes = {"data": artifact.content_hash(inputs["corpus"])}
     hashes["tokenizer"] = artifact.content_hash(inputs["tokenizer"])
+    out.mkdir()
+    (out / "somebody's").touch()
+    with pytest.raises(UserError, match="is not empty"):
+        train.open_run(parsed, resolved, hashes)
+    (out / "somebody's").unlink()
     train.open_run(parsed, resolved, hashes)
     train.open_run(parsed, resolved, hashes)  # the same run may go on
     for flag, value in (("--train.lr", "0.1"), ("--model.n-layers", "3")):

@@ -32,8 +32,8 @@ def label_of(model: str) -> str:
 def model_facts(folder: Path) -> dict[str, Any]:
     """Return what the report needs to know of a Hugging Face model folder.
 
-    `gate_scale` is what the folder's manifest records (1.0 if it records none, null for models
-    without gates); `sft_seed` is the seed of the stage that wrote the folder.
+    `gate_scale` is what the folder's manifest records; if it records none, 1.0 for a Mamba-2 and
+    null for other models.  `sft_seed` is the seed of the stage that wrote the folder.
 
     Raises:
         UserError: the folder has no config.json, or its manifest is of another kind.
@@ -52,7 +52,8 @@ def model_facts(folder: Path) -> dict[str, Any]:
     manifest: Mapping[str, Any] = {}
     if (folder / artifact.MANIFEST).is_file():
         manifest = artifact.read_manifest(folder, "hf-model", flag="--model")
-    scale = manifest.get("extra", {}).get("gate_scale", 1.0) if family == "mamba2" else None
+    unscaled = 1.0 if family == "mamba2" else None
+    scale = manifest.get("extra", {}).get("gate_scale", unscaled)
     return {
         "family": family,
         "gate_scale": scale,

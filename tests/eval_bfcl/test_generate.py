@@ -58,6 +58,21 @@ def test_a_model_answers_all_pool_sizes(
     artifact.verify(tmp_path / "r")
 
 
+def test_the_gate_scale_is_what_the_manifest_states(tmp_path: Path) -> None:
+    """Also of families besides Mamba-2, which scale_gates edits too."""
+    for family, stated, expected in (
+        ("mamba2", {}, 1.0),
+        ("jamba", {"gate_scale": 2.0}, 2.0),
+        ("jamba", {}, None),
+        ("mamba2", {"gate_scale": None}, None),  # heads scaled differently
+    ):
+        folder = tmp_path / f"{family}-{expected}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": family}))
+        artifact.finish(folder, kind="hf-model", extra=stated)
+        assert generate.model_facts(folder)["gate_scale"] == expected
+
+
 class Flaky:
     """Fails at chosen questions a number of times, as a server would."""
 

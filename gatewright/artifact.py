@@ -123,9 +123,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _file_table(
-    folder: Path, hashes: Mapping[str, str] | None = None
-) -> dict[str, dict[str, Any]]:
+def _file_table(folder: Path, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     known = hashes or {}
     table: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.rglob("*")):

@@ -102,7 +102,9 @@ def convert(
     if tokenizer is not None:
         parents["tokenizer"] = tokenizer
     extra: dict[str, Any] = {"parameters": model.parameters(), "from": checkpoint.format}
-    extra |= _gate_scale(Path(source))
+    before = models_on_disk.stated_facts(Path(source))
+    if "gate_scale" in before:  # converting leaves gates as they are
+        extra["gate_scale"] = before["gate_scale"]
     with artifact.create(
         Path(out), kind=TARGETS[to], config=model, parents=parents, extra=extra
     ) as tmp:
@@ -134,15 +136,6 @@ def convert(
                     "nothing was written (please report this; --no-check writes it anyway)"
                 )
     return Converted(Path(out), model, total, found)
-
-
-def _gate_scale(source: Path) -> dict[str, Any]:
-    """Return the source's `gate_scale`, if its manifest states one: converting keeps gates."""
-    for folder in (source, source.parent) if source.name.startswith("iter_") else (source,):
-        if (folder / artifact.MANIFEST).is_file():
-            extra = artifact.read_manifest(folder)["extra"]
-            return {"gate_scale": extra["gate_scale"]} if "gate_scale" in extra else {}
-    return {}
 
 
 def _nbytes(view: View) -> int:

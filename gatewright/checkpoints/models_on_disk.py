@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gatewright import artifact
 from gatewright.checkpoints.storage import Checkpoint
 from gatewright.errors import UserError
 from gatewright.models import ModelConfig, from_hf_config
@@ -42,6 +43,17 @@ def model_config(checkpoint: Checkpoint) -> ModelConfig:
     except (ValueError, OSError, KeyError) as e:
         raise UserError(f"{source}: {str(e).splitlines()[0]}") from e
     return from_hf_config(parsed, source)
+
+
+def stated_facts(folder: Path) -> Mapping[str, Any]:
+    """Return the `extra` of a checkpoint's manifest, or of the run's that an `iter_*` lies in.
+
+    Empty where neither has a manifest.
+    """
+    for place in (folder, folder.parent) if folder.name.startswith("iter_") else (folder,):
+        if (place / artifact.MANIFEST).is_file():
+            return artifact.read_manifest(place).get("extra") or {}
+    return {}
 
 
 def _of_mamba_ssm(config: Mapping[str, Any], source: str) -> ModelConfig:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gatewright import artifact
+from gatewright.checkpoints.models_on_disk import stated_facts
 from gatewright.errors import UserError
 from gatewright.gates.edits import Dts, Plan
 from gatewright.gates.find import Gates
@@ -130,10 +131,7 @@ def gate_scale(gates: Gates, plan: Plan) -> float | None:
 
     None if the edits differ between heads: then no single number says it.
     """
-    before: float | None = 1.0
-    manifest = gates.checkpoint.root / artifact.MANIFEST
-    if manifest.is_file():
-        before = artifact.read_manifest(gates.checkpoint.root)["extra"].get("gate_scale", 1.0)
+    before: float | None = stated_facts(gates.checkpoint.root).get("gate_scale", 1.0)
     offsets = np.concatenate([np.ravel(o) for o in plan.offsets.values()])
     if before is None or not np.all(offsets == offsets[0]):
         return None

@@ -277,6 +277,8 @@ def test_a_conversion_keeps_the_stated_gate_scale(made: dict[str, Path], tmp_pat
     convert.convert(tmp_path / "run" / "iter_0000000", "hf", tmp_path / "of-iter", check=False)
     for name in ("run", "of-run", "of-iter"):
         assert artifact.read_manifest(tmp_path / name)["extra"]["gate_scale"] == 0.5
+    again = find.find_gates(tmp_path / "run" / "iter_0000000")
+    assert rewrite.gate_scale(again, edits.resolve(edits.Edit("scale", 0.5), again, {})) == 0.25
     convert.convert(made["hf/mamba2-g2"], "megatron", tmp_path / "plain", check=False)
     assert "gate_scale" not in artifact.read_manifest(tmp_path / "plain")["extra"]
 

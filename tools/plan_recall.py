@@ -52,6 +52,10 @@ class Args:
             raise ValueError(f"--recall lies strictly between 0 and 1, not {self.recall}")
         if self.vocab is not None and self.vocab < 2:
             raise ValueError(f"--vocab must be at least 2, not {self.vocab}")
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name) != field.default
+            if self.checkpoint is not None and given and field.name in ("layers", "model"):
+                raise ValueError(f"--{field.name}: --checkpoint says it already; leave it out")
 
 
 def integers(flag: str, text: str) -> list[int]:

@@ -73,6 +73,7 @@ def test_a_synthetic_checkpoint_brings_its_own_task(
         (("--facts", "x", "--vocab", "9"), "whole numbers"),
         (("--facts", "8", "--recall", "1.5"), "strictly between 0 and 1"),
         (("--facts", "8", "--checkpoint", "/nowhere/at/all"), "no config.json"),
+        (("--facts", "8", "--checkpoint", "x", "--layers", "2"), "--layers: --checkpoint says it"),
     ],
 )
 def test_bad_input_is_named(argv: tuple[str, ...], message: str) -> None:

@@ -2,8 +2,9 @@
 
 Levels double from the first size to the largest (1, 2, 4, 8, 16, 24).  A ramp gives each level
 the same share of steps.  A gated curriculum goes up one level when the right tool is called
-often enough at the present one; the idea is from the recall study (seeds, 001), where a ramp
-that waited for success reached lengths that a ramp by the clock did not.
+often enough at the present one; the idea is from "Anatomy of Associative Recall in Fixed-State
+Recurrences", where a ramp that waited for success reached lengths that a ramp by the clock did
+not.
 """
 
 from __future__ import annotations

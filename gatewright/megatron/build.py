@@ -302,7 +302,7 @@ def _recompute_layers(model: nn.Module) -> None:
 
 @torch.no_grad()
 def _finish_gates(model: nn.Module, offset: float) -> None:
-    """Shift every initial A_log by the papers' additive offset (seeds, Section 3)."""
+    """Shift every initial A_log by the papers' additive offset (gating paper, section 3)."""
     for name, parameter in model.named_parameters():
         if name.endswith(".A_log"):
             parameter.add_(offset)

@@ -19,13 +19,13 @@ from gatewright.models import ModelConfig
 RECIPES: Recipes[PretrainConfig] = Recipes("pretrain")
 
 PAPER_TOKENS = 300_000_000_000
-"""Tokens that the paper pretrains on (seeds 000, Section 5)."""
+"""Tokens that "On the Importance of Gating" pretrains on (section 5)."""
 
 
 def _paper_training() -> TrainConfig:
     """The paper's optimisation: AdamW, 4K tokens, 256 sequences, peak 3e-4, cosine.
 
-    (Seeds 000, appendix "Tool-calling task".)  What it leaves open is named here: warm-up,
+    (Its appendix "Tool-calling task".)  What it leaves open is named here: warm-up,
     the cosine's floor, Adam's betas.
     """
     seq_len_tokens, global_batch_sequences = 4096, 256

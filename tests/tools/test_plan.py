@@ -18,7 +18,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0)
 
 
 def test_the_paper_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """300B tokens on 128 H100 in "less than two days" (seeds 000, appendix) at MFU 25%."""
+    """300B tokens on 128 H100 in "less than two days" (the paper's appendix) at MFU 25%."""
     for recipe, billions in (("mamba2_1p5b_128xh100", 1.482), ("llama_2b_128xh100", 1.976)):
         found = json.loads(run([recipe, "--mfu", "0.25", "--json"], capsys))
         assert round(found["parameters"] / 1e9, 3) == billions

@@ -21,9 +21,6 @@ from gatewright.statistics import Interval, mcnemar_exact, wilson_interval
 Score = Mapping[str, Any]
 Facts = Mapping[str, Any]
 
-KEY = ("model", "gate_scale", "split", "retriever", "beta", "utility", "k")
-"""What a summary row is about; `seed` ("all" for pooled seeds) stands beside it."""
-
 
 def run_facts(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is the same for all answers of one results folder."""

@@ -40,7 +40,7 @@ class Args:
     """ar: one question after the facts; mqar: many questions, themselves part of the text."""
     model: Literal["linear", "full"] = "full"
     """linear: the simplified Mamba; full: a Mamba with gates and nonlinearities."""
-    reach: Literal["mean_of_max", "sqrt_2_log_v"] = "mean_of_max"
+    reach: recall_law.Reach = "mean_of_max"
     """Which b: the authors' code (mean of the largest of V Gaussians) or the paper's text."""
     checkpoint: Path | None = None
     """Folder with a config.json (Hugging Face Mamba or synthetic.capacity train --save)."""

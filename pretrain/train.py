@@ -126,7 +126,7 @@ def open_run(args: Args, resolved: PretrainConfig, inputs: dict[str, str]) -> No
                 f"--out {args.out} holds a run with another {different[0]}: repeat that run's "
                 "settings to go on with it, or choose another folder"
             )
-    elif args.out.is_dir() and any(args.out.iterdir()):
+    elif args.out.is_dir() and any(p.name[0] != "." for p in args.out.iterdir()):
         raise UserError(f"--out {args.out} is not empty: choose another folder")
     try:
         args.out.mkdir(parents=True, exist_ok=True)

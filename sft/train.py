@@ -66,7 +66,7 @@ def claim(args: Args, recipe: str, parents: dict[str, str]) -> None:
                 "repeat its flags to resume it, or choose another folder"
             )
         return
-    if args.out.exists() and any(args.out.iterdir()):
+    if args.out.exists() and any(p.name[0] != "." for p in args.out.iterdir()):
         raise UserError(f"--out {args.out} exists: remove it or choose another folder")
     args.out.mkdir(parents=True, exist_ok=True)
     artifact.write_json(args.out / RUN, run)

@@ -219,6 +219,12 @@ def from_hf_config(hf: PretrainedConfig, source: str) -> ModelConfig:
                 f"{source}: use_bias/use_conv_bias/rms_norm differ from plain Mamba-2; "
                 "only use_bias=false, use_conv_bias=true, rms_norm=true can be converted"
             )
+        low, high = getattr(hf, "time_step_limit", (0.0, float("inf")))
+        if low > 0 or high < float("inf"):
+            raise UserError(
+                f"{source}: time_step_limit [{low}, {high}] bounds dt, which the other formats "
+                "cannot say; only [0, inf] can be converted"
+            )
         return ModelConfig(
             family="mamba2",
             vocab_size=hf.vocab_size,

@@ -31,3 +31,10 @@ def test_misfits_name_the_field() -> None:
         ModelConfig("mamba2", 1000, 64, 2, head_dim=48)
     with pytest.raises(UserError, match=r"model\.n_kv_heads 3"):
         ModelConfig("llama", 1000, 64, 2, n_heads=4, n_kv_heads=3, head_dim=16, ffn_dim=96)
+
+
+def test_a_bound_on_dt_that_would_be_lost_is_refused() -> None:
+    bounded = hf_config(SMALL[0])
+    bounded.time_step_limit = (0.001, 0.1)
+    with pytest.raises(UserError, match=r"my-model: time_step_limit \[0.001, 0.1\]"):
+        from_hf_config(bounded, "my-model")

@@ -208,16 +208,21 @@ def main(args: Args) -> None:
         merge = Merge(work, parts, vocab_size)
         try:
             encode_all(args, work, parts, merge)
-            extra.update(summarise(merge, parts))
-            empty = [p.name for p in parts if not merge.states[p.name].documents]
+            empty = [p for p in parts if not merge.states[p.name].documents]
             if empty:
-                raise UserError(f"--input: no document with text in {', '.join(empty)}")
+                shutil.rmtree(work)
+                files = ", ".join(str(p.shards[0]) for p in empty)
+                raise UserError(
+                    f"--input: no document with text in {files} (of blend part "
+                    f"{', '.join(p.name for p in empty)}); leave it out or give text"
+                )
+            extra.update(summarise(merge, parts))
             with artifact.create(
                 args.out, kind="corpus", config=args, parents=parents, extra=extra
             ) as folder:
                 merge.publish(folder, dtype)
         except UserError:
-            if not any(state.shards for state in merge.states.values()):
+            if work.exists() and not any(state.shards for state in merge.states.values()):
                 shutil.rmtree(work)  # nothing worth continuing
             raise
         shutil.rmtree(work)

@@ -214,6 +214,14 @@ def test_a_compressed_file_cut_short_is_an_error(tokenizer, tmp_path):
         run(tmp_path / "q.parquet", tokenizer, tmp_path / "c")
 
 
+@pytest.mark.parametrize("content", [b"", jsonl([""])])
+def test_a_corpus_without_text_is_refused_and_leaves_nothing(tokenizer, tmp_path, content):
+    (tmp_path / "none.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=r"no document with text in .*none\.jsonl"):
+        run(tmp_path / "none.jsonl", tokenizer, tmp_path / "c")
+    assert [p.name for p in tmp_path.iterdir() if "prepare-" in p.name or p.name == "c"] == []
+
+
 def test_null_rows_of_parquet_are_bad_rows(tokenizer, tmp_path):
     pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "p.parquet")
     with pytest.raises(UserError, match=r"p\.parquet: row 2: has no 'text' \(null\)"):

@@ -217,6 +217,29 @@ def tab(made: Path) -> Iterator[Page]:
 ROWS = "[...document.querySelectorAll('#board tbody tr')]"
 
 
+def test_the_page_opens_at_its_first_line(tab: Page) -> None:
+    assert tab.run("document.body.scrollHeight > innerHeight")
+    assert tab.run("scrollY") == 0
+
+
+def test_the_list_of_questions_follows_the_selection(tab: Page) -> None:
+    tab.run("document.getElementById('list').style.height = '60px'")
+    try:
+        tab.run("(select(visible.length - 1), 0)")
+        assert tab.run("visible.length") > 2
+        inside = (
+            "((f, b) => b.top >= f.top - 2 && b.bottom <= f.bottom + 2)"
+            "(list.getBoundingClientRect(),"
+            " list.querySelector('[aria-selected=true]').getBoundingClientRect())"
+        )
+        assert tab.run(inside)
+        assert tab.run("list.scrollTop") > 0
+        tab.run("(select(0), 0)")
+        assert tab.run(inside)
+    finally:
+        tab.run("(document.getElementById('list').style.height = '', select(0), 0)")
+
+
 def test_the_leaderboard_sorts_and_filters_in_a_browser(tab: Page) -> None:
     first = f"{ROWS}.map(r => r.cells[7].firstChild.data).map(Number)"
     accuracies = tab.run(first)

@@ -122,7 +122,8 @@ def submit(
     why = local.reasons(pipeline, run, chosen, forced)
     pending = submission.todo(pipeline, chosen, why, active)
     if not pending:
-        queued = f", {len(active)} of them still in the queue" if active else ", all finished"
+        waiting = [name for name in active if why.get(name)]  # others are done, just leaving
+        queued = f", {len(waiting)} of them still in the queue" if waiting else ", all finished"
         print(f"nothing to submit: {len(chosen)} tasks{queued}")
         return 0
     steps = [pipeline.step(name) for name in pending]

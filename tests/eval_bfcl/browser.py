@@ -108,7 +108,8 @@ class Page:
 def chromium() -> Iterator[Page]:
     """Start Chromium with an empty profile and yield a tab of it."""
     assert CHROMIUM is not None
-    with tempfile.TemporaryDirectory() as profile:
+    # Chromium's helper processes may still be writing into the profile while it is removed.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         to_browser, our_write = os.pipe()
         our_read, from_browser = os.pipe()
         start = [sys.executable, "-c", LAUNCH, str(to_browser), str(from_browser)]

@@ -224,7 +224,7 @@ def test_torchrun_over_two_nodes_saves_requeues_and_the_chain_goes_on(
 ) -> None:
     worker, file, run = tmp_path / "worker.py", tmp_path / "d.toml", tmp_path / "run"
     worker.write_text(WORKER)
-    file.write_text(DISTRIBUTED.format(worker=worker, steps=60))
+    file.write_text(DISTRIBUTED.format(worker=worker, steps=250))  # 25 s: room for a signal
     cluster.submit(file, run)
     state, log = run / "two" / "state", run / "pipeline" / "logs" / "two-nodes.log"
     job = cluster.status(run)["two-nodes"]["job"]

@@ -36,6 +36,19 @@ UNHASHED = "ends:"
 """Begins the entry of a file whose ends alone were hashed (`tools.scale_gates --no-hash`)."""
 REVISION = "REVISION"
 """File in a copy of the checkout without .git that says which revision it is."""
+MAKERS = {
+    "text": "tools.demo_text",
+    "chats": "tools.demo_chats",
+    "tokenizer": "tokenizer.train or tokenizer.adopt",
+    "corpus": "pretrain.prepare",
+    "pretrain": "pretrain.train",
+    "hf-model": "tools.convert --to hf or sft.train",
+    "sft-data": "sft.prepare",
+    "pools": "eval_bfcl.build_pools",
+    "bfcl-results": "eval_bfcl.generate",
+    "bfcl-scores": "eval_bfcl.score",
+}
+"""The commands that write a kind of folder, for error messages."""
 _VERSIONED = (
     "torch",
     "megatron-core",
@@ -291,7 +304,10 @@ def read_manifest(folder: Path, kind: str | None = None, flag: str | None = None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
         raise UserError(f"{path}: is damaged ({type(e).__name__}); make the folder again") from e
     if kind is not None and found != kind:
-        raise UserError(f"{named}: holds a {found}, but a {kind} is needed here")
+        raise UserError(
+            f"{named}: is a folder of kind {found}, but kind {kind} is needed here; "
+            f"{MAKERS.get(kind, 'another stage')} makes one"
+        )
     return dict(manifest)
 
 

@@ -248,7 +248,7 @@ def test_folders_of_another_kind_are_refused(pools_1_4: Path, tmp_path: Path) ->
     corpus.mkdir()
     (corpus / "config.json").write_text('{"model_type": "llama"}')
     artifact.finish(corpus, kind="corpus")
-    with pytest.raises(UserError, match="--model .*: holds a corpus, but a hf-model"):
+    with pytest.raises(UserError, match="--model .*: is a folder of kind corpus, but kind"):
         run(corpus, pools_1_4, tmp_path / "r")
 
 

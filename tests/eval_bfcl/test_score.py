@@ -91,7 +91,7 @@ def test_scores_belong_to_their_pools(
     other = make_pools(split="simple_python", retriever="oracle", pool_sizes="1,4")
     with pytest.raises(UserError, match="these are not the pools that .* was asked"):
         scored(results, other, tmp_path / "s")
-    with pytest.raises(UserError, match="--results .*: holds a pools, but a bfcl-results"):
+    with pytest.raises(UserError, match="--results .*: is a folder of kind pools, but kind"):
         scored(pools_1_4, pools_1_4, tmp_path / "s")
     (results / "manifest.json").unlink()
     with pytest.raises(UserError, match="unfinished"):

@@ -194,7 +194,9 @@ def test_bad_input_is_one_line_and_touches_nothing(
     assert "did you mean 'mamba2_debug_cpu'" in error(["mamba2_debug_cp", *good[1:]])
     assert "did you mean '--train.steps'" in error([*good, "--train.step", "3"])
     assert "no manifest.json" in error([*good[:2], str(tmp_path), *good[3:]])
-    assert "holds a tokenizer" in error([*good[:2], str(inputs["tokenizer"]), *good[3:]])
+    other_kind = error([*good[:2], str(inputs["tokenizer"]), *good[3:]])
+    assert "kind tokenizer, but kind corpus" in other_kind
+    assert "pretrain.prepare makes one" in other_kind
     assert "--train.lr-warmup-steps" in error([*good, "--train.lr-warmup-steps", "99"])
     too_small = [*good, "--no-vocab-follows-tokenizer", "--model.vocab-size", "128"]
     assert "has 256 tokens, more than --model.vocab-size 128" in error(too_small)

@@ -131,11 +131,16 @@ class LeaveRequests:
 def leave_together(code: int, nodes: int) -> int:
     """Return the exit code; on several nodes wait for the others that saved, too.
 
-    srun ends the other launchers as soon as one fails, and then reports 143 for them.
+    srun ends the other launchers as soon as one fails, and then reports 143 for them.  So a
+    launcher that has its code keeps it to the last: Python's own way out would restore the
+    default action of SIGTERM first.
     """
     if code == plan.EXIT_RUN_AGAIN and nodes > 1:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(code))
         time.sleep(_OTHERS_SECONDS)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

@@ -182,11 +182,11 @@ signal.signal(signal.SIGUSR1, lambda number, frame: leave.append(number))
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 print(f"rank {rank} of {dist.get_world_size()} on node {os.environ['SLURM_NODEID']}, "
-      f"threads {os.environ['OMP_NUM_THREADS']}", flush=True)
+      f"threads {os.environ['OMP_NUM_THREADS']}\\n", end="", flush=True)
 out.mkdir(parents=True, exist_ok=True)
 state = out / "state"
 step = int(state.read_text()) if state.exists() else 0
-print("begins at", step, flush=True)
+print(f"begins at {step}\\n", end="", flush=True)  # one write: two nodes share the log
 while step < steps:
     time.sleep(0.1)
     step += 1
@@ -224,7 +224,7 @@ def test_torchrun_over_two_nodes_saves_requeues_and_the_chain_goes_on(
 ) -> None:
     worker, file, run = tmp_path / "worker.py", tmp_path / "d.toml", tmp_path / "run"
     worker.write_text(WORKER)
-    file.write_text(DISTRIBUTED.format(worker=worker, steps=250))  # 25 s: room for a signal
+    file.write_text(DISTRIBUTED.format(worker=worker, steps=150))  # 15 s: room for a signal
     cluster.submit(file, run)
     state, log = run / "two" / "state", run / "pipeline" / "logs" / "two-nodes.log"
     job = cluster.status(run)["two-nodes"]["job"]

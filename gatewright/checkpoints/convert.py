@@ -96,6 +96,7 @@ def convert(
     ids: Mapping[str, int | None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if tokenizer is not None:
         ids = models_on_disk.token_ids(tokenizer, model)
+        models_on_disk.require_trained_tokenizer(Path(source), tokenizer)
     views = hf_views(checkpoint, model)
     total = sum(_nbytes(v) for v in views.values())
     parents = {"model": checkpoint.root}

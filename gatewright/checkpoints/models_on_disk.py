@@ -56,6 +56,38 @@ def stated_facts(folder: Path) -> Mapping[str, Any]:
     return {}
 
 
+def require_trained_tokenizer(run: Path, tokenizer: Path) -> None:
+    """Refuse a tokenizer with other ids than the one a finished Gatewright folder was made with.
+
+    A smaller foreign vocabulary fits the embeddings and the logits still agree, so nothing else
+    would notice.  A changed chat template is allowed.  What cannot be known passes: a folder
+    without manifest, or one whose own tokenizer folder is gone or was made again.
+
+    Raises:
+        UserError: the vocabularies differ.
+    """
+    from tokenizers import Tokenizer
+
+    folder = run.parent if run.name.startswith("iter_") else run
+    if not (folder / artifact.MANIFEST).is_file():
+        return
+    stated = artifact.read_manifest(folder).get("parents", {}).get("tokenizer")
+    trained = Path(stated["path"]) if stated else None
+    if trained is None or not (trained / artifact.MANIFEST).is_file():
+        return
+    if artifact.read_manifest(trained).get("content_hash") != stated["content_hash"]:
+        return
+    ours, given = (
+        Tokenizer.from_file(str(t / "tokenizer.json")).get_vocab(with_added_tokens=True)
+        for t in (trained, tokenizer)
+    )
+    if ours != given:
+        raise UserError(
+            f"--tokenizer {tokenizer}: its vocabulary is not the one that {run} was trained with; "
+            f"name {trained}"
+        )
+
+
 def _of_mamba_ssm(config: Mapping[str, Any], source: str) -> ModelConfig:
     """Read a config.json of state-spaces/mamba2-*; what it leaves out has mamba_ssm's defaults."""
     ssm = config["ssm_cfg"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -329,3 +330,31 @@ def test_tokenizer_files_come_along_and_must_fit(made: dict[str, Path], tmp_path
     Tokenizer(models.WordLevel(vocab, unk_token="t0")).save(str(folder / "tokenizer.json"))
     with pytest.raises(UserError, match="101 tokens, but the checkpoint has 96"):
         convert.convert(source, "hf", tmp_path / "x", tokenizer=folder, check=False)
+
+
+def test_another_vocabulary_than_the_run_s_is_refused(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, models
+
+    def tokenizer(name: str, first: str, template: str = "") -> Path:
+        with artifact.create(tmp_path / name, kind="tokenizer") as folder:
+            vocab = {f"{first}{i}": i for i in range(80)}
+            Tokenizer(models.WordLevel(vocab, unk_token=f"{first}0")).save(
+                str(folder / "tokenizer.json")
+            )
+            (folder / "tokenizer_config.json").write_text("{}")
+            (folder / "chat_template.jinja").write_text(template)
+        return tmp_path / name
+
+    own, other = tokenizer("own", "t"), tokenizer("other", "u")
+    run = tmp_path / "run"
+    shutil.copytree(made["megatron/mamba2-g1"], run)
+    (run / artifact.MANIFEST).unlink(missing_ok=True)
+    artifact.finish(run, kind="pretrain", parents={"tokenizer": own})
+    with pytest.raises(UserError, match=r"--tokenizer .*other: its vocabulary.*; name .*own"):
+        convert.convert(run, "hf", tmp_path / "x", tokenizer=other, check=False)
+    assert not (tmp_path / "x").exists()
+    chatty = tokenizer("chatty", "t", "{{ messages }}")
+    convert.convert(run, "hf", tmp_path / "out", tokenizer=chatty, check=False)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"

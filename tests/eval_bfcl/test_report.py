@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from eval_bfcl import page, plots, pools, report, score, tally
+from eval_bfcl.outcomes import OUTCOMES
 from gatewright import artifact, bfcl
 from gatewright.errors import UserError
 from gatewright.statistics import mcnemar_exact, wilson_interval
@@ -215,6 +216,14 @@ def tab(made: Path) -> Iterator[Page]:
 
 
 ROWS = "[...document.querySelectorAll('#board tbody tr')]"
+
+
+def test_the_page_says_what_its_outcomes_mean(tab: Page) -> None:
+    meaning = tab.run("document.querySelector('details dl').textContent").replace("\n", " ")
+    for outcome in set(OUTCOMES) - {"error", "wrong_arguments", "missing_calls", "several_calls"}:
+        assert outcome.replace("_", " ") in meaning, outcome
+    for phrase in ("wrong arguments", "several or missing calls"):
+        assert phrase in meaning
 
 
 def test_the_page_opens_at_its_first_line(tab: Page) -> None:

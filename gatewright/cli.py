@@ -109,7 +109,9 @@ def _one_line(box: str) -> str:
         if line.startswith(("Argument helptext", "For full helptext")):
             break
         words.append(line)
-    return " ".join(words).replace("Missing from", "missing from") or "cannot read the arguments"
+    text = " ".join(words).replace("Missing from", "missing from")
+    # The frame's title says the same as its first words.
+    return text.replace("Invalid choice invalid", "invalid") or "cannot read the arguments"
 
 
 def fail(error: UserError) -> typing.NoReturn:

@@ -120,6 +120,22 @@ def claim(args: Args, recipe: str) -> None:
     artifact.write_json(args.out / SWEEP, sweep)
 
 
+def check_scales(model: Path, scales: list[float]) -> None:
+    """Refuse, before anything is written, what `scaled_parents` could not scale.
+
+    Raises:
+        UserError: `model` is no model folder or has no gates, or a scale is none.
+    """
+    from gatewright.gates.edits import Edit, resolve
+    from gatewright.gates.find import find_gates
+    from sft import parent
+
+    parent.inspect(model)
+    gates = find_gates(model)
+    for scale in scales:
+        resolve(Edit("scale", scale), gates, {})
+
+
 def scaled_parents(args: Args, scales: list[float]) -> dict[float, Path]:
     """Return a copy of the parent per scale, written once."""
     from gatewright.gates.edits import Edit, resolve
@@ -234,6 +250,7 @@ def main(recipe: str, args: Args) -> None:
         if curriculum not in ("fixed", "ramp", "gated"):
             raise UserError(f"--curricula {curriculum!r}: choose fixed, ramp or gated")
         dataclasses.replace(args.train, curriculum=curriculum)  # type: ignore[arg-type]
+    check_scales(args.model, scales)
     claim(args, recipe)
     (args.out / "cells").mkdir(exist_ok=True)
     parents = scaled_parents(args, scales)

@@ -1,5 +1,6 @@
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import tyro
@@ -65,6 +66,15 @@ def test_run_turns_user_errors_into_exit_code_2(capsys: pytest.CaptureFixture[st
     err = capsys.readouterr().err
     assert err.startswith("error: unknown flag --dta (did you mean '--data'?)")
     assert err.count("\n") == 1
+
+
+def test_a_wrong_choice_is_said_once() -> None:
+    @dataclasses.dataclass
+    class Choice:
+        to: Literal["hf", "megatron"]
+
+    with pytest.raises(UserError, match="^invalid choice 'hff' for argument '--to'"):
+        cli.parse(Choice, ["--to", "hff"], prog="python -m demo")
 
 
 def test_help_teaches_and_exits_0(capsys: pytest.CaptureFixture[str]) -> None:

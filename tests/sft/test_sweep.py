@@ -60,6 +60,29 @@ def test_a_folder_holds_one_sweep(models: dict[str, Path], tmp_path: Path) -> No
         sweep.claim(dataclasses.replace(args, out=data), "mamba2_debug_cpu")
 
 
+@pytest.mark.parametrize(
+    ("model", "scales", "message"),
+    [
+        ("mamba2", "1,0", "scale 0"),
+        ("llama", "1", "no gate to scale"),
+        ("none", "1", "no such folder"),
+    ],
+)
+def test_what_cannot_be_scaled_leaves_nothing(
+    models: dict[str, Path], data: Path, tmp_path: Path, model: str, scales: str, message: str
+) -> None:
+    args = sweep.Args(
+        models.get(model, tmp_path / "none"),
+        data,
+        tmp_path / "out",
+        RECIPES.get("mamba2_debug_cpu"),
+        scales=scales,
+    )
+    with pytest.raises(UserError, match=message):
+        sweep.main("mamba2_debug_cpu", args)
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_table_is_mean_and_deviation_over_seeds() -> None:
     rows = [
         {

@@ -44,9 +44,11 @@ def main(args: Args) -> None:
     from sft.engine import process_group, use_device
     from sft.evaluate import call_accuracy, load_questions
     from sft.pools import PoolBuilder
-    from sft.sweep import numbers
+    from sft.sweep import pool_sizes
 
-    sizes = numbers(args.pool_sizes, "--pool-sizes", int)
+    sizes = pool_sizes(args.pool_sizes)
+    if args.questions < 1:
+        raise UserError(f"--questions {args.questions}: give a positive number")
     manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
     found = parent.inspect(args.model)
     parent.check_vocabulary(found, args.data, manifest)

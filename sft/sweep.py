@@ -74,6 +74,18 @@ def numbers(text: str, flag: str, kind: type[int] | type[float]) -> list[Any]:
     return found
 
 
+def pool_sizes(text: str) -> list[int]:
+    """Return comma-separated pool sizes.
+
+    Raises:
+        UserError: one is no number or below 1, or there is none.
+    """
+    sizes: list[int] = numbers(text, "--pool-sizes", int)
+    if min(sizes) < 1:
+        raise UserError(f"--pool-sizes {text}: each must be at least 1")
+    return sizes
+
+
 @dataclass(frozen=True)
 class Cell:
     """One fine-tuning of the sweep."""
@@ -243,7 +255,9 @@ def main(recipe: str, args: Args) -> None:
 
     scales = numbers(args.scales, "--scales", float)
     seeds = numbers(args.seeds, "--seeds", int)
-    numbers(args.pool_sizes, "--pool-sizes", int)
+    pool_sizes(args.pool_sizes)
+    if args.questions < 1:
+        raise UserError(f"--questions {args.questions}: give a positive number")
     artifact.read_manifest(args.data, "sft-data", flag="--data")
     curricula = [c for c in args.curricula.split(",") if c] or [args.train.curriculum]
     for curriculum in curricula:

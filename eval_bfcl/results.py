@@ -52,6 +52,7 @@ def model_facts(folder: Path) -> dict[str, Any]:
     manifest: Mapping[str, Any] = {}
     if (folder / artifact.MANIFEST).is_file():
         manifest = artifact.read_manifest(folder, "hf-model", flag="--model")
+        artifact.require_whole(folder, "--model", (".safetensors",))
     unscaled = 1.0 if family == "mamba2" else None
     scale = manifest.get("extra", {}).get("gate_scale", unscaled)
     return {

@@ -311,6 +311,29 @@ def read_manifest(folder: Path, kind: str | None = None, flag: str | None = None
     return dict(manifest)
 
 
+def require_whole(folder: Path, flag: str, suffixes: tuple[str, ...]) -> None:
+    """Compare the sizes of a finished folder's files with its manifest: cheap, unlike `verify`.
+
+    A file cut short by a full disk or a broken copy else ends deep inside a reader.
+
+    Args:
+        suffixes: which files to compare; others (a chat template) may be edited by hand.
+
+    Raises:
+        UserError: a file is missing or has another size than when the folder was finished.
+    """
+    for name, entry in read_manifest(folder, flag=flag)["files"].items():
+        if not name.endswith(suffixes):
+            continue
+        path = Path(folder) / name
+        size = path.stat().st_size if path.is_file() else 0
+        if size != entry["bytes"]:
+            raise UserError(
+                f"{flag} {path}: has {size:,} bytes, not the {entry['bytes']:,} that {MANIFEST} "
+                "recorded; copy or make the folder again"
+            )
+
+
 def verify(folder: Path) -> None:
     """Check every file of a finished folder against its manifest.
 

@@ -94,6 +94,7 @@ def check_inputs(args: Args) -> tuple[PretrainConfig, dict[str, Any]]:
             made with another tokenizer than --tokenizer.
     """
     corpus = artifact.read_manifest(args.data, "corpus", flag="--data")
+    artifact.require_whole(args.data, "--data", (".bin", ".idx"))
     artifact.read_manifest(args.tokenizer, "tokenizer", flag="--tokenizer")
     made_with = corpus["parents"].get("tokenizer", {}).get("content_hash")
     if made_with != artifact.content_hash(args.tokenizer):

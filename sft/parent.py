@@ -49,6 +49,7 @@ def inspect(path: Path) -> Parent:
     extra: Mapping[str, Any] = {}
     if (path / artifact.MANIFEST).is_file():
         extra = artifact.read_manifest(path, "hf-model", flag="--model").get("extra") or {}
+        artifact.require_whole(path, "--model", (".safetensors",))
     if not path.is_dir():
         raise UserError(f"--model {path}: no such folder")
     try:

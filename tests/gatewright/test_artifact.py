@@ -78,3 +78,16 @@ def test_a_frozen_copy_of_the_checkout_knows_its_revision(tmp_path: Path) -> Non
     assert artifact.git_revision(tmp_path) is None
     (tmp_path / artifact.REVISION).write_text("abc+dirty\n")
     assert artifact.git_revision(tmp_path) == "abc+dirty"
+
+
+def test_files_cut_short_are_noticed_without_reading_them(tmp_path: Path) -> None:
+    out = make(tmp_path / "out")
+    size = (out / "a.txt").stat().st_size
+    artifact.require_whole(out, "--data", (".txt",))
+    (out / "a.txt").write_text("h")
+    with pytest.raises(UserError, match=rf"--data .*a\.txt: has 1 bytes, not the {size} that"):
+        artifact.require_whole(out, "--data", (".txt",))
+    artifact.require_whole(out, "--data", (".bin",))  # what may be edited is not compared
+    (out / "a.txt").unlink()
+    with pytest.raises(UserError, match="has 0 bytes"):
+        artifact.require_whole(out, "--data", (".txt",))

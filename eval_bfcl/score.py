@@ -116,6 +116,8 @@ def main(args: Args) -> None:
     scores: list[dict[str, Any]] = []
     for cell in cells:
         scores += judge_cell(results, cell, cell.rows[: run["questions"]], run)
+    # A lost answer would count as an error of the machinery, in no denominator.
+    artifact.require_whole(args.results, "--results", (".json", ".jsonl"))
     facts = tally.run_facts(run)
     summary = [s for s in tally.summarise([(facts, scores)]) if s["seed"] == "all"]
     extra: dict[str, Any] = {**run, "summary": summary}

@@ -115,6 +115,15 @@ def test_damaged_results_are_named_by_line(pools_1_4: Path, tmp_path: Path) -> N
             scored(results, pools_1_4, tmp_path / "s")
 
 
+def test_lost_answers_are_no_errors_of_the_machinery(pools_1_4: Path, tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", pools_1_4, lambda q, row: "", limit=3)
+    file = bfcl.result_file(results / "pool_size=4/seed=0/result", "gold", "simple_python")
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:1]))
+    with pytest.raises(UserError, match=f"--results .*{file.name}: has .* bytes, not the"):
+        scored(results, pools_1_4, tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
 def test_java_and_javascript_are_scored_through_their_literals(
     make_pools: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -94,16 +94,16 @@ def _debug(model: ModelConfig) -> PretrainConfig:
     return PretrainConfig(
         model=model,
         train=TrainConfig(
-            steps=150,
+            steps=180,
             seq_len_tokens=512,
             global_batch_sequences=4,
             micro_batch_sequences=4,
             lr=3e-3,
             min_lr=3e-4,
-            lr_warmup_steps=15,
+            lr_warmup_steps=18,
             dtype="fp32",
         ),
-        checkpoint=CheckpointConfig(every_steps=75, keep_last=1),
+        checkpoint=CheckpointConfig(every_steps=90, keep_last=1),
         log=LogConfig(every_steps=1, gates_every_steps=40),
         vocab_follows_tokenizer=True,
     )

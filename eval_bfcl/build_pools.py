@@ -116,8 +116,8 @@ def build(args: Args) -> tuple[dict[tuple[int, int], list[pools.Row]], list[dict
         UserError: a pool size that is larger than the corpus, or too small for a question
             that needs several tools.
     """
-    sizes = pools.parse_numbers(args.pool_sizes, "--pool-sizes", least=1)
-    seeds = pools.parse_numbers(args.seeds, "--seeds", least=0)
+    sizes = sorted(set(cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)))
+    seeds = sorted(set(cli.numbers("--seeds", args.seeds, int, least=0)))
     questions = bfcl.load_split(args.split)
     corpus = Corpus(questions)
     if sizes[-1] > len(corpus.names):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from eval_bfcl import pools, prompting
+from eval_bfcl import ceiling, pools, prompting
 from eval_bfcl.backend import Backend, Failure
 from eval_bfcl.prompting import Request
 from eval_bfcl.results import Results, base_name, label_of, model_facts
@@ -22,6 +22,9 @@ from gatewright.runlog import progress
 
 BackendName = Literal["transformers", "vllm", "openai"]
 OverContext = Literal["refuse", "skip", "run"]
+
+LONGEST_WAIT_S = 60.0
+"""Failed requests never wait longer for their next try."""
 
 
 @dataclasses.dataclass
@@ -63,8 +66,10 @@ class Args:
     """transformers: most prompt tokens of a batch, padding included."""
     dtype: str = "auto"
     """transformers, vllm: auto (float32 on CPU), float32 or bfloat16."""
-    retries: int = 3
+    retries: int = 5
     """How often a failed request is tried again."""
+    retry_wait_s: float = 1.0
+    """Seconds before failed requests are tried again; doubles with every try, up to a minute."""
     accept_failures: bool = False
     """Finish although some requests failed for good; score counts them as errors."""
     base_url: str = "http://127.0.0.1:8000/v1"
@@ -101,8 +106,9 @@ class Args:
         ):
             if number is not None and number < 1:
                 raise UserError(f"{flag} {number}: give a positive number")
-        if self.retries < 0:
-            raise UserError(f"--retries {self.retries}: give 0 or more")
+        for flag, least in (("--retries", self.retries), ("--retry-wait-s", self.retry_wait_s)):
+            if not least >= 0:
+                raise UserError(f"{flag} {least}: give 0 or more")
         for field in dataclasses.fields(self):
             takers = _TAKEN_BY.get(field.name, (self.backend,))
             if self.backend not in takers and getattr(self, field.name) != field.default:
@@ -154,7 +160,7 @@ def choose_cells(cells: list[pools.Cell], args: Args) -> list[pools.Cell]:
         UserError: a pool size that the pools folder does not have.
     """
     if args.pool_sizes is not None:
-        sizes = pools.parse_numbers(args.pool_sizes, "--pool-sizes", least=1)
+        sizes = sorted(set(cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)))
         have = sorted({c.k for c in cells})
         for k in sizes:
             if k not in have:
@@ -194,8 +200,13 @@ def ask(
     results: Results,
     over: dict[tuple[str, str], int],
     retries: int,
+    retry_wait_s: float,
 ) -> dict[tuple[str, str], str]:
-    """Run all requests, storing answers as they come; return what failed for good."""
+    """Run all requests, storing answers as they come; return what failed for good.
+
+    Waits between tries grow twofold from `retry_wait_s` to LONGEST_WAIT_S: a server that
+    restarts or limits its callers needs minutes, not more questions.
+    """
     failed: dict[tuple[str, str], str] = {}
     left = requests
     with progress(total=len(requests), desc="answers", unit="question") as bar:
@@ -221,8 +232,10 @@ def ask(
             if not left:
                 break
             if attempt < retries:
-                bar.write(f"{len(left)} requests failed; trying them again")
-                time.sleep(min(2.0**attempt, 30) * 0.1)
+                wait = min(retry_wait_s * 2.0**attempt, LONGEST_WAIT_S)
+                error = next(iter(failed.values()))
+                bar.write(f"{len(left)} requests failed ({error}); again in {wait:g} s")
+                time.sleep(wait)
     return failed
 
 
@@ -321,7 +334,7 @@ def answer_all(
         return {}, 0, 0.0
     backend = make_backend(args, plan.folder, plan.renderer)
     started = time.perf_counter()
-    failed = ask(backend, to_run, results, over, args.retries)
+    failed = ask(backend, to_run, results, over, args.retries, args.retry_wait_s)
     return failed, len(to_run) - len(failed), time.perf_counter() - started
 
 
@@ -352,6 +365,7 @@ def main(args: Args) -> None:
     parents = {"pools": args.pools} | ({"model": plan.folder} if plan.folder else {})
     extra = {
         **plan.run,
+        "state": ceiling.read_state(plan.folder) if plan.folder else None,
         "failed": len(failed),
         "over_context_prompts": len(over),
         "answered_in_last_run": answered,

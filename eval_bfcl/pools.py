@@ -122,21 +122,6 @@ def load(folder: Path) -> tuple[dict[str, Any], list[Cell]]:
     return manifest, sorted(cells, key=lambda c: (c.k, c.seed))
 
 
-def parse_numbers(text: str, flag: str, *, least: int) -> list[int]:
-    """Return the distinct integers of a comma-separated flag, in ascending order.
-
-    Raises:
-        UserError: not integers, or one below `least`.
-    """
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError as e:
-        raise UserError(f"{flag} {text}: give integers separated by commas, like 1,8,24") from e
-    if numbers[0] < least:
-        raise UserError(f"{flag} {text}: each must be at least {least}")
-    return numbers
-
-
 def recall_percent(ranks: Sequence[int | None], k: int) -> float:
     """Return the percentage of questions whose correct tools all rank within k."""
     ranked = [r for r in ranks if r is not None]

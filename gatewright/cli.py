@@ -27,6 +27,7 @@ import tyro
 from gatewright.errors import UserError
 
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 def _flags(cls: type, prefix: str = "") -> Iterable[str]:
@@ -53,6 +54,32 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` for the closest known name, or an empty string."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def numbers(flag: str, text: str, kind: type[N], *, least: float | None = None) -> list[N]:
+    """Return the numbers of a comma-separated flag, in the given order.
+
+    Args:
+        kind: int or float.
+        least: refuse smaller ones.
+
+    Raises:
+        UserError: one is not such a number or is too small, or there is none.
+    """
+    what = "whole number" if kind is int else "number"
+    found: list[N] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        try:
+            found.append(kind(part))
+        except ValueError as e:
+            raise UserError(
+                f"{flag} {text}: {part!r} is not a {what}; give {what}s separated by commas"
+            ) from e
+    if not found:
+        raise UserError(f"{flag} {text!r}: give at least one {what}")
+    if least is not None and not min(found) >= least:
+        raise UserError(f"{flag} {text}: each must be at least {least:g}")
+    return found
 
 
 def parse(

@@ -44,9 +44,8 @@ def main(args: Args) -> None:
     from sft.engine import process_group, use_device
     from sft.evaluate import call_accuracy, load_questions
     from sft.pools import PoolBuilder
-    from sft.sweep import pool_sizes
 
-    sizes = pool_sizes(args.pool_sizes)
+    sizes = cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)
     if args.questions < 1:
         raise UserError(f"--questions {args.questions}: give a positive number")
     manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")

@@ -59,33 +59,6 @@ class Args:
     """Keep every cell's model folder; else only its metrics stay."""
 
 
-def numbers(text: str, flag: str, kind: type[int] | type[float]) -> list[Any]:
-    """Return comma-separated numbers.
-
-    Raises:
-        UserError: one is not a number, or there is none.
-    """
-    try:
-        found = [kind(part) for part in text.split(",") if part.strip()]
-    except ValueError as e:
-        raise UserError(f"{flag} {text!r}: give numbers separated by commas") from e
-    if not found:
-        raise UserError(f"{flag}: give at least one number")
-    return found
-
-
-def pool_sizes(text: str) -> list[int]:
-    """Return comma-separated pool sizes.
-
-    Raises:
-        UserError: one is no number or below 1, or there is none.
-    """
-    sizes: list[int] = numbers(text, "--pool-sizes", int)
-    if min(sizes) < 1:
-        raise UserError(f"--pool-sizes {text}: each must be at least 1")
-    return sizes
-
-
 @dataclass(frozen=True)
 class Cell:
     """One fine-tuning of the sweep."""
@@ -253,9 +226,9 @@ def main(recipe: str, args: Args) -> None:
     """Fine-tune one parent at several gate scales and seeds; write one table."""
     from gatewright import runlog
 
-    scales = numbers(args.scales, "--scales", float)
-    seeds = numbers(args.seeds, "--seeds", int)
-    pool_sizes(args.pool_sizes)
+    scales = cli.numbers("--scales", args.scales, float)
+    seeds = cli.numbers("--seeds", args.seeds, int)
+    cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)
     if args.questions < 1:
         raise UserError(f"--questions {args.questions}: give a positive number")
     artifact.read_manifest(args.data, "sft-data", flag="--data")

@@ -10,21 +10,14 @@ from gatewright import cli
 from gatewright.errors import UserError
 
 
-def _items(text: str) -> list[str]:
-    return [x.strip() for x in text.split(",") if x.strip()]
-
-
 def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:
     """Parse a comma-separated list of numbers strictly between two bounds, sorted, once each.
 
     Raises:
         UserError: not a number, out of bounds, or none at all.
     """
-    try:
-        values = sorted({float(x) for x in _items(text)})
-    except ValueError as e:
-        raise UserError(f"{flag} {text}: give numbers separated by commas") from e
-    if not values or not all(low < v < high for v in values):
+    values = sorted(set(cli.numbers(flag, text, float)))
+    if not all(low < v < high for v in values):
         raise UserError(f"{flag} {text}: each must lie between {low:g} and {high:g}, exclusive")
     return tuple(values)
 
@@ -35,13 +28,7 @@ def integers(flag: str, text: str, least: int = 1) -> list[int]:
     Raises:
         UserError: not whole numbers, below `least`, or none.
     """
-    try:
-        values = sorted({int(x) for x in _items(text)})
-    except ValueError as e:
-        raise UserError(f"{flag} {text}: give whole numbers separated by commas") from e
-    if not values or values[0] < least:
-        raise UserError(f"{flag} {text}: each must be at least {least}")
-    return values
+    return sorted(set(cli.numbers(flag, text, int, least=least)))
 
 
 def words(flag: str, text: str, known: Sequence[str]) -> list[str]:
@@ -50,7 +37,7 @@ def words(flag: str, text: str, known: Sequence[str]) -> list[str]:
     Raises:
         UserError: an unknown name (the nearest is suggested), or none.
     """
-    found = list(dict.fromkeys(_items(text)))
+    found = list(dict.fromkeys(x.strip() for x in text.split(",") if x.strip()))
     for word in found:
         if word not in known:
             raise UserError(

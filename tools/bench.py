@@ -83,12 +83,7 @@ def settings(args: Args) -> list[tuple[str, int]]:
     for a in allocators:
         if a not in ALLOCATORS:
             raise UserError(f"--allocators {a}: choose from {', '.join(ALLOCATORS)}")
-    try:
-        threads = [int(t) for t in args.threads.split(",") if t.strip()]
-    except ValueError:
-        threads = [0]
-    if any(t < 1 for t in threads):
-        raise UserError(f"--threads {args.threads}: give positive numbers, such as 1,2")
+    threads = cli.numbers("--threads", args.threads, int, least=1) if args.threads else None
     return [
         (a, t)
         for t in (threads or default_threads)

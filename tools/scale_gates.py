@@ -144,12 +144,7 @@ def asked(args: Args) -> list[Edit]:
         return [Edit("table", table_key=key, table=rows, layers=layers, heads=heads)]
     ((kind, text),) = given.items()
     flag = "--" + kind.replace("_", "-")
-    values = []
-    for part in text.split(","):
-        try:
-            values.append(float(part))
-        except ValueError as e:
-            raise UserError(f"{flag} {text}: {part!r} is not a number") from e
+    values = cli.numbers(flag, text, float)
     return [Edit(kind, value, layers=layers, heads=heads) for value in values]
 
 

@@ -164,7 +164,7 @@ def test_irrelevance_pools_hold_no_correct_tool(make_pools: Callable[..., Path])
         ({"retriever": "plackett_luce", "beta": float("nan")}, "--beta nan"),
         ({"retriever": "plackett_luce", "beta": float("inf")}, "--beta inf"),
         ({"retriever": "plackett_luce", "beta": 1.0, "utility": "cosine"}, "--utility cosine"),
-        ({"pool_sizes": "1,x"}, "--pool-sizes 1,x: give integers"),
+        ({"pool_sizes": "1,x"}, "--pool-sizes 1,x: 'x' is not a whole number"),
         ({"pool_sizes": "0"}, "--pool-sizes 0: each must be at least 1"),
         ({"pool_sizes": "371"}, "has only 370 tool names"),
         ({"seeds": "-1"}, "--seeds"),

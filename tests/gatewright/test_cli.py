@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -31,6 +32,27 @@ class Args:
 
 def parse(*argv: str) -> Args:
     return cli.parse(Args, argv, prog="python -m demo")
+
+
+def test_a_list_of_numbers_keeps_its_order() -> None:
+    assert cli.numbers("--k", " 8, 1,8,", int) == [8, 1, 8]
+    assert cli.numbers("--x", "0.5,-1", float) == [0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("", int, "--k '': give at least one whole number"),
+        (",", float, "--k ',': give at least one number"),
+        ("1,x", float, "--k 1,x: 'x' is not a number; give numbers separated by commas"),
+        ("1,1.5", int, "--k 1,1.5: '1.5' is not a whole number; give whole numbers"),
+        ("8,0", int, "--k 8,0: each must be at least 1"),
+        ("nan", float, "--k nan: each must be at least 1"),
+    ],
+)
+def test_a_list_of_numbers_is_checked(text: str, kind: type, message: str) -> None:
+    with pytest.raises(UserError, match="^" + re.escape(message)):
+        cli.numbers("--k", text, kind, least=1)
 
 
 def test_dotted_flags_and_switches() -> None:

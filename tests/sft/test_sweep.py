@@ -97,19 +97,6 @@ def test_the_table_is_mean_and_deviation_over_seeds() -> None:
     assert "0.500 ± 0.000" in line
 
 
-@pytest.mark.parametrize("text", ["", "1,x", ","])
-def test_lists_of_numbers_are_checked(text: str) -> None:
-    with pytest.raises(UserError, match="--scales"):
-        sweep.numbers(text, "--scales", float)
-
-
-@pytest.mark.parametrize("text", ["0", "1,-8", "x"])
-def test_pool_sizes_are_positive(text: str) -> None:
-    with pytest.raises(UserError, match=f"--pool-sizes .*{text}"):
-        sweep.pool_sizes(text)
-    assert sweep.pool_sizes("1,8") == [1, 8]
-
-
 def test_no_questions_are_refused_before_anything_is_read(tmp_path: Path) -> None:
     recipe = RECIPES.get("mamba2_debug_cpu")
     none = sweep.Args(tmp_path / "m", tmp_path / "d", tmp_path / "out", recipe, questions=0)

@@ -21,7 +21,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 _ROW_KEYS = (
     *("model", "gate_scale", "split", "retriever", "beta", "utility", "k", "seeds"),
-    *("judged", "n_error"),
+    *("judged", "n_error", "predicted_ceiling"),
 )
 _RATES = (
     "accuracy",

@@ -54,8 +54,11 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
+    """A line of the chart; a predicted one is drawn faint, dotted and without markers."""
+
     name: str
     points: Sequence[Point]
+    predicted: bool = False
 
 
 def _style() -> str:
@@ -129,6 +132,8 @@ def lines(
         shift = 5 * (i - (len(series) - 1) / 2)
         spots = [(x_of(p.place, shift), y_of(p.value), p) for p in s.points]
         colour, dash = f"var(--c{i % len(COLOURS)})", DASHES[i // len(COLOURS) % len(DASHES)]
+        if s.predicted:
+            colour, dash = "var(--ink)", f"1 {3 + 2 * i}"
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in spots)
         out.append(f'<g style="stroke:{colour};fill:{colour}">')
         out.append(
@@ -136,17 +141,23 @@ def lines(
         )
         for x, y, p in spots:
             low, high = y_of(p.low), y_of(p.high)
+            said = f"{escape(s.name)}, {escape(ticks[p.place])}: {100 * p.value:.1f} %"
+            if s.predicted:
+                out.append(
+                    f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"><title>{said}</title></circle>'
+                )
+                continue
             out.append(
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" opacity=".55"/>'
                 f"{_marker(i, x, y)}"
-                f"<title>{escape(s.name)}, {escape(ticks[p.place])}: {100 * p.value:.1f} % "
-                f"[{100 * p.low:.1f}, {100 * p.high:.1f}]</title>"
+                f"<title>{said} [{100 * p.low:.1f}, {100 * p.high:.1f}]</title>"
             )
         out.append("</g>")
         lx, ly = LEFT + (i % 2) * (inner_w / 2), HEIGHT + 4 + 18 * (i // 2)
+        marker = "" if s.predicted else _marker(i, lx + 11, ly)
         out.append(
             f'<g style="stroke:{colour};fill:{colour}"><line x1="{lx}" x2="{lx + 22}" y1="{ly}" '
-            f'y2="{ly}" stroke-width="2" stroke-dasharray="{dash}"/>{_marker(i, lx + 11, ly)}</g>'
+            f'y2="{ly}" stroke-width="2" stroke-dasharray="{dash}"/>{marker}</g>'
             f'<text x="{lx + 28}" y="{ly + 4}">{escape(s.name)}</text>'
         )
     out.append("</svg>")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_bfcl import page, plots, tally
+from eval_bfcl import ceiling, page, plots, tally
 from eval_bfcl.outcomes import OUTCOMES
 from gatewright import artifact, cli
 from gatewright.errors import UserError
@@ -82,6 +82,8 @@ def figures(summary: Sequence[Mapping[str, Any]]) -> dict[str, str]:
                 )
                 for model in dict.fromkeys(map(name_of, rows))
             ]
+            if rate == "accuracy":
+                series += _ceilings(rows, sizes)
             out[f"{rate}{end}.svg"] = plots.lines(
                 f"{label}: {setting}",
                 "pool size k",
@@ -95,6 +97,22 @@ def figures(summary: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         ]
         out[f"outcomes{end}.svg"] = plots.outcome_bars(f"Outcomes: {setting}", bars)
     return out | _against_beta(pooled)
+
+
+def _ceilings(rows: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> list[plots.Series]:
+    """Return a predicted curve for every size of state among the models."""
+    curves: dict[str, dict[int, float]] = {}
+    for r in rows:
+        if r["predicted_ceiling"] is not None:
+            curves.setdefault(r["predicted_from"], {})[r["k"]] = r["predicted_ceiling"]
+    return [
+        plots.Series(
+            name,
+            [plots.Point(sizes.index(k), p, p, p) for k, p in sorted(curve.items())],
+            predicted=True,
+        )
+        for name, curve in curves.items()
+    ]
 
 
 def _point(place: int, row: Mapping[str, Any], rate: str) -> plots.Point:
@@ -175,11 +193,17 @@ def leaderboard(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "Acc Given Retrieved": _percent(r["accuracy_given_retrieved"]),
             "Acc With Schema Defaults": _percent(r["accuracy_with_defaults"]),
             "Recall": _percent(r["recall"]),
+            "Predicted Ceiling": _percent(r["predicted_ceiling"]),
+            "Predicted Tools At 50%": _tools(r["predicted_tools_at_half"]),
             "Total Count": str(r["judged"]),
             "Errors": str(r["n_error"]),
         }
         for rank, r in enumerate(ranked, start=1)
     ]
+
+
+def _tools(value: float | None) -> str:
+    return "N/A" if value is None else f"{value:.0f}"
 
 
 def _percent(value: float | None) -> str:
@@ -198,6 +222,8 @@ def markdown(
     out += [
         "| " + " | ".join(str(row[c]).replace("|", "\\|") for c in columns) + " |" for row in rows
     ]
+    if any(row["Predicted Ceiling"] != "N/A" for row in rows):
+        out += ["", ceiling.EXPLAINED]
     if tests:
         out += [
             "",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval_bfcl import ceiling
 from eval_bfcl.outcomes import OUTCOMES
 from eval_bfcl.pools import read_jsonl
 from gatewright import artifact
@@ -30,6 +31,7 @@ def run_facts(run: Mapping[str, Any]) -> dict[str, Any]:
         "family": run["family"],
         "gate_scale": run["gate_scale"],
         "sft_seed": run.get("sft_seed"),
+        "state": run.get("state"),
         "split": run["split"],
         "questions": run["questions"],
         "of": run["of"],
@@ -99,7 +101,8 @@ def summarise(runs: Iterable[tuple[Facts, Sequence[Score]]]) -> list[dict[str, A
         for score in scores:
             by_k[score["k"]][score["seed"]].append(score)
         for k, by_seed in sorted(by_k.items()):
-            head = {**facts, "k": k}
+            head = {n: v for n, v in facts.items() if n != "state"} | {"k": k}
+            head |= ceiling.predict(facts.get("state"), k)
             each = [
                 {**head, "seed": seed, **_rates(part)} for seed, part in sorted(by_seed.items())
             ]

@@ -19,11 +19,14 @@ V = 512) and describes trained models far better.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Literal
+from typing import Any, Literal
 
 Task = Literal["ar", "mqar"]
+Model = Literal["linear", "full"]
 Reach = Literal["mean_of_max", "sqrt_2_log_v"]
 
 _NORMAL = NormalDist()
@@ -110,3 +113,56 @@ def state_size_for(
 def smallest_width(target: float, b: float) -> float:
     """Return the D below which no state size reaches the target (the 1/D term alone)."""
     return 1 / _needed_variance(target, b)
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """What the law reads in a model's configuration.
+
+    Attributes:
+        d: hidden size; the state has `expand` times as many channels, which the law does not
+            count (a channel's copies hold no more than the channel).
+        n: state size.
+        layers: recurrent layers.
+        vocab: tokens that compete as answers.
+        task: what a synthetic checkpoint was trained on; None for a language model.
+    """
+
+    d: int
+    n: int
+    layers: int
+    vocab: int
+    model: Model = "full"
+    task: Task | None = None
+
+    def recall(self, facts: float, task: Task, reach: Reach = "mean_of_max") -> float:
+        """Return the predicted probability of recalling one of so many facts."""
+        a, b = PAIRS_PER_FACT[self.model, task], REACH[reach](self.vocab)
+        return recall(self.d, self.n, facts, a, b, self.layers)
+
+    def facts_at(self, target: float, task: Task, reach: Reach = "mean_of_max") -> float:
+        """Return how many facts the state is predicted to hold at a target recall."""
+        a, b = PAIRS_PER_FACT[self.model, task], REACH[reach](self.vocab)
+        return facts_at(target, self.d, self.n, a, b, self.layers)
+
+
+def state_of(config: Mapping[str, Any]) -> State | None:
+    """Return the state that a config.json describes; None where the law describes none.
+
+    Attention reads its whole cache and hybrids have some, so only purely recurrent models have
+    one.  Heads of a Mamba-2 share keys and queries (pattern MVA), which the law counts as one.
+
+    Raises:
+        KeyError, TypeError, ValueError: a recurrent model's sizes are missing or no numbers.
+    """
+    kind = str(config.get("model_type", ""))
+    if kind not in ("mamba", "mamba2", "falcon_mamba") and not kind.startswith("recall-"):
+        return None
+    return State(
+        d=int(config["hidden_size"]),
+        n=int(config["state_size"]),
+        layers=int(config["num_hidden_layers"]),
+        vocab=int(config["vocab_size"]),
+        model="linear" if kind == "recall-linear" else "full",
+        task=config.get("task"),
+    )

@@ -34,12 +34,14 @@ class Args:
     """V, how many different answers compete; a checkpoint's own vocabulary if left out."""
     recall: float = 0.95
     """Target probability of recalling a fact, between 0 and 1."""
-    layers: str = "1"
-    """Recurrent layers that may share the load, comma-separated (planning only)."""
-    task: Literal["ar", "mqar"] = "mqar"
-    """ar: one question after the facts; mqar: many questions, themselves part of the text."""
-    model: Literal["linear", "full"] = "full"
-    """linear: the simplified Mamba; full: a Mamba with gates and nonlinearities."""
+    layers: str | None = None
+    """Recurrent layers that may share the load, comma-separated (planning only; default 1)."""
+    task: Literal["ar", "mqar"] | None = None
+    """ar: one question after the facts; mqar: many questions, themselves part of the text.
+    Default: what a synthetic checkpoint was trained on, else mqar."""
+    model: Literal["linear", "full"] | None = None
+    """linear: the simplified Mamba; full: one with gates and nonlinearities (planning only;
+    default full)."""
     reach: recall_law.Reach = "mean_of_max"
     """Which b: the authors' code (mean of the largest of V Gaussians) or the paper's text."""
     checkpoint: Path | None = None
@@ -52,10 +54,9 @@ class Args:
             raise ValueError(f"--recall lies strictly between 0 and 1, not {self.recall}")
         if self.vocab is not None and self.vocab < 2:
             raise ValueError(f"--vocab must be at least 2, not {self.vocab}")
-        for field in dataclasses.fields(self):
-            given = getattr(self, field.name) != field.default
-            if self.checkpoint is not None and given and field.name in ("layers", "model"):
-                raise ValueError(f"--{field.name}: --checkpoint says it already; leave it out")
+        for flag, value in (("--layers", self.layers), ("--model", self.model)):
+            if self.checkpoint is not None and value is not None:
+                raise ValueError(f"{flag}: --checkpoint says it already; leave it out")
 
 
 def integers(flag: str, text: str) -> list[int]:
@@ -73,23 +74,8 @@ def integers(flag: str, text: str) -> list[int]:
     return values
 
 
-@dataclasses.dataclass(frozen=True)
-class State:
-    """The part of a model's configuration that the law reads."""
-
-    d: int
-    n: int
-    layers: int
-    vocab: int
-    model: Literal["linear", "full"]
-    task: Literal["ar", "mqar"] | None
-
-
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> recall_law.State:
     """Read a checkpoint's state size from its config.json.
-
-    Heads of a Mamba-2 share keys and queries (pattern MVA), which the law counts as one
-    head: D is the hidden size, N the state size.
 
     Raises:
         UserError: no config.json, or not one of a model with a recurrent state.
@@ -99,52 +85,43 @@ def read_state(folder: Path) -> State:
         raise UserError(f"--checkpoint {folder}: has no config.json")
     try:
         config: dict[str, Any] = json.loads(path.read_text())
-        kind = str(config.get("model_type", ""))
-        if kind.startswith("recall-"):
-            model: Literal["linear", "full"] = "linear" if kind == "recall-linear" else "full"
-        elif kind in ("mamba", "mamba2", "falcon_mamba"):
-            model = "full"
-        else:
-            raise UserError(
-                f"{path}: model_type {kind!r} has no fixed state that the law describes; "
-                "it holds for mamba, mamba2 and synthetic.capacity checkpoints"
-            )
-        return State(
-            d=int(config["hidden_size"]),
-            n=int(config["state_size"]),
-            layers=int(config["num_hidden_layers"]),
-            vocab=int(config["vocab_size"]),
-            model=model,
-            task=config.get("task"),
-        )
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError) as e:
+        state = recall_law.state_of(config)
+    except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as e:
         raise UserError(f"{path}: cannot read the state's size ({type(e).__name__}: {e})") from e
+    if state is None:
+        raise UserError(
+            f"{path}: model_type {config.get('model_type', '')!r} has no fixed state that the law "
+            "describes; it holds for mamba, mamba2 and synthetic.capacity checkpoints"
+        )
+    return state
 
 
 def for_checkpoint(args: Args) -> dict[str, Any]:
     """Return the predicted recall at each number of facts, and the facts at 50% and target."""
     assert args.checkpoint is not None
     state = read_state(args.checkpoint)
-    vocab, task = args.vocab or state.vocab, state.task or args.task
-    a = recall_law.PAIRS_PER_FACT[state.model, task]
-    b = recall_law.REACH[args.reach](vocab)
-    size = (state.d, state.n)
+    if args.vocab is not None:
+        state = dataclasses.replace(state, vocab=args.vocab)
+    if args.task and state.task and args.task != state.task:
+        raise UserError(
+            f"--task {args.task}: {args.checkpoint} was trained on {state.task}; leave --task out"
+        )
+    task = state.task or args.task or "mqar"
     return {
         "prediction": "capacity law (remark 4.3, theorem 4.6), not a measurement",
         "d": state.d,
         "n": state.n,
         "layers": state.layers,
-        "vocab": vocab,
+        "vocab": state.vocab,
         "task": task,
         "model": state.model,
-        "a": a,
-        "b": b,
+        "a": recall_law.PAIRS_PER_FACT[state.model, task],
+        "b": recall_law.REACH[args.reach](state.vocab),
         "recall_at_facts": {
-            str(f): recall_law.recall(*size, f, a, b, state.layers)
-            for f in integers("--facts", args.facts)
+            str(f): state.recall(f, task, args.reach) for f in integers("--facts", args.facts)
         },
-        "facts_at_half": recall_law.facts_at(0.5, *size, a, b, state.layers),
-        "facts_at_target": recall_law.facts_at(args.recall, *size, a, b, state.layers),
+        "facts_at_half": state.facts_at(0.5, task, args.reach),
+        "facts_at_target": state.facts_at(args.recall, task, args.reach),
         "target": args.recall,
     }
 
@@ -153,11 +130,11 @@ def sizes(args: Args) -> dict[str, Any]:
     """Return, for each number of facts, layers and width D, the N that reaches the target."""
     if args.vocab is None:
         raise UserError("--vocab is needed without --checkpoint: how many answers compete?")
-    a = recall_law.PAIRS_PER_FACT[args.model, args.task]
+    a = recall_law.PAIRS_PER_FACT[args.model or "full", args.task or "mqar"]
     b = recall_law.REACH[args.reach](args.vocab)
     rows = []
     for facts in integers("--facts", args.facts):
-        for layers in integers("--layers", args.layers):
+        for layers in integers("--layers", args.layers or "1"):
             for d in WIDTHS:
                 n = recall_law.state_size_for(args.recall, facts, d, a, b, layers)
                 if math.isinf(n):

@@ -1,4 +1,5 @@
 import csv
+import dataclasses
 import json
 import math
 import xml.etree.ElementTree as ET
@@ -8,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from eval_bfcl import page, plots, pools, report, score, tally
+from eval_bfcl import ceiling, page, plots, pools, report, score, tally
 from eval_bfcl.outcomes import OUTCOMES
-from gatewright import artifact, bfcl
+from gatewright import artifact, bfcl, recall_law
 from gatewright.errors import UserError
 from gatewright.statistics import mcnemar_exact, wilson_interval
 from tests.eval_bfcl.browser import CHROMIUM, Page, chromium
@@ -19,6 +20,8 @@ from tests.eval_bfcl.gold import call_text, gold_text, write_results
 EVIL = (
     "</script><script>document.title='PWNED'</script><img src=x onerror=\"document.title='PWNED'\">"
 )
+
+STATE = dataclasses.asdict(recall_law.State(d=16, n=4, layers=1, vocab=512))
 
 
 def model(level: int) -> Callable[[bfcl.Question, pools.Row], str]:
@@ -49,8 +52,15 @@ def scores(make_pools: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     ]
     out = []
     for n, (label, scale, level, folder) in enumerate(runs):
+        state = None if label == "llama" else STATE
         results = write_results(
-            root / f"r{n}", folder, model(level), label=label, limit=40, gate_scale=scale
+            root / f"r{n}",
+            folder,
+            model(level),
+            label=label,
+            limit=40,
+            gate_scale=scale,
+            state=state,
         )
         prompts = {f"simple_python_{i}": f"tools\nshared line\nquestion {i}\n" for i in range(40)}
         from eval_bfcl.results import Results
@@ -168,6 +178,41 @@ def test_figures_are_well_formed_and_hold_every_point(made: Path) -> None:
     beta = (made / "accuracy_against_beta_simple-python_minmax_k4.svg").read_text()
     assert "mamba2-s0.5, 0.05: 30.0 %" in beta
     assert "mamba2-s0.5, BM25: 60.0 %" in beta
+
+
+def test_a_predicted_ceiling_stands_beside_the_measured_curve_by_name(made: Path) -> None:
+    rows = json.loads((made / "summary.json").read_text())["results"]
+    ceilings = {(r["model"], r["k"]): r["predicted_ceiling"] for r in rows}
+    b = recall_law.mean_of_max(512)
+    for k in (1, 4):
+        want = recall_law.recall(16, 4, k, 0.5, b)
+        assert ceilings["mamba2-s2", k] == ceilings["mamba2-s0.5", k] == pytest.approx(want)
+        assert ceilings["llama", k] is None
+    text = (made / "accuracy_simple-python-bm25.svg").read_text()
+    shown = f"predicted ceiling: D 16, N 4, 1 layer, 4: {100 * ceilings['mamba2-s2', 4]:.1f} %"
+    assert text.count(f"<title>{shown}</title>") == 1  # one curve for both gates, no interval
+    assert "predicted" not in (made / "hallucination_simple-python-bm25.svg").read_text()
+    board = {r["Model"]: r for r in csv.DictReader((made / "leaderboard.csv").open())}
+    half = recall_law.facts_at(0.5, 16, 4, 0.5, b)
+    assert board["mamba2-s2"]["Predicted Tools At 50%"] == f"{half:.0f}"
+    assert board["llama"]["Predicted Ceiling"] == "N/A"
+    assert (
+        "a prediction of an upper bound, not a measurement" in (made / "leaderboard.md").read_text()
+    )
+    assert "A prediction, not a measurement" in (made / "index.html").read_text()
+
+
+def test_a_state_is_read_where_the_law_describes_one(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
+    for config, want in (
+        ({"model_type": "mamba2", "state_size": 16, **sizes}, (64, 16, 2)),
+        ({"model_type": "llama", "state_size": 16, **sizes}, None),
+        ({"model_type": "mamba2", **sizes}, None),  # a size is left to transformers' default
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        state = ceiling.read_state(tmp_path)
+        assert (state and (state["d"], state["n"], state["layers"])) == want
+    assert set(ceiling.predict(None, 8).values()) == {None}
 
 
 def test_model_names_cannot_break_a_figure() -> None:

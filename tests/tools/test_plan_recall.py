@@ -63,6 +63,9 @@ def test_a_synthetic_checkpoint_brings_its_own_task(
     assert found["a"] == 1.25
     # The reference table: V 512, 16 facts, a 5/4, b = m_V at (32, 16).
     assert found["recall_at_facts"]["16"] == pytest.approx(0.804, abs=5e-4)
+    main(parse("--checkpoint", str(folder), "--facts", "16", "--task", "mqar"))
+    with pytest.raises(UserError, match=r"--task ar: .* was trained on mqar"):
+        main(parse("--checkpoint", str(folder), "--facts", "16", "--task", "ar"))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,8 @@ def test_a_synthetic_checkpoint_brings_its_own_task(
         (("--facts", "8", "--recall", "1.5"), "strictly between 0 and 1"),
         (("--facts", "8", "--checkpoint", "/nowhere/at/all"), "no config.json"),
         (("--facts", "8", "--checkpoint", "x", "--layers", "2"), "--layers: --checkpoint says it"),
+        (("--facts", "8", "--checkpoint", "x", "--layers", "1"), "--layers: --checkpoint says it"),
+        (("--facts", "8", "--checkpoint", "x", "--model", "full"), "--model: --checkpoint says it"),
     ],
 )
 def test_bad_input_is_named(argv: tuple[str, ...], message: str) -> None:

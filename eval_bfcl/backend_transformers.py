@@ -1,19 +1,25 @@
-"""Greedy generation with transformers, in length-sorted batches that shrink as rows finish.
+"""Greedy generation with transformers: prompts read once, answers written in batches.
 
-Prompts of similar length share a batch (left-padded, the padding masked), the last logits are
-the only ones computed in the prefill, and rows that have ended leave the cache.  Llama decodes
-from its key-value cache, Mamba-2 from its recurrent state, whose cost per token does not
-depend on the context.  On a machine without CUDA, Mamba-2 runs on the project's own kernels.
+The prompts of one question at several pool sizes begin alike and are read together (see
+`eval_bfcl.prefill`), one row at a time, so nothing is padded and the last logits are the only
+ones computed.  What the model remembers of each prompt waits until enough prompts of similar
+length are there, and they are answered as one batch that shrinks as rows finish.  Llama writes
+from its key-value cache, which has room for the answer and is never copied, Mamba-2 from its
+recurrent state, whose cost per token does not depend on the context.  On a machine without
+CUDA, Mamba-2 runs on the project's own kernels.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eval_bfcl import prefill
 from eval_bfcl.backend import Answer, Failure
 from eval_bfcl.prompting import Request
 from gatewright.errors import UserError
@@ -22,6 +28,31 @@ if TYPE_CHECKING:
     import torch
 
     from gatewright.chat import Renderer
+
+CLOSING = "</tool_call>"
+
+
+@dataclasses.dataclass
+class Waiting:
+    """A prompt that has been read and is to be answered.
+
+    Attributes:
+        prompt: its tokens.
+        requests: who asked it: more than one if the same prompt stands in several cells.
+        first: the first token of the answer.
+        cache: what the model remembers of the prompt.
+        seconds: how long the reading took.
+    """
+
+    prompt: Sequence[int]
+    requests: list[Request]
+    first: int
+    cache: Any
+    seconds: float
+
+    @property
+    def single_call(self) -> bool:
+        return self.requests[0].single_call
 
 
 class TransformersBackend:
@@ -52,132 +83,215 @@ class TransformersBackend:
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.batch_tokens = batch_tokens
-        closing = self.tokenizer.encode("</tool_call>", add_special_tokens=False)
-        self.closing_id = closing[0] if len(closing) == 1 else None
+        # Only a token that holds the tag's last character can close a call.
+        self.may_close = {i for t, i in self.tokenizer.get_vocab().items() if CLOSING[-1] in t}
         parameters = inspect.signature(type(model).forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.takes_positions = "position_ids" in parameters
 
-    def batches(self, requests: Sequence[Request]) -> list[list[Request]]:
-        """Return requests in batches, longest prompts first (what does not fit fails at once)."""
-        out: list[list[Request]] = []
-        for item in sorted(requests, key=lambda r: (-len(r.prompt_ids), r.cell, r.id)):
-            batch = out[-1] if out else []
-            width = len(batch[0].prompt_ids) if batch else 0
-            full = len(batch) >= self.batch_size or width * (len(batch) + 1) > self.batch_tokens
-            if not batch or full:
-                out.append([item])
-            else:
-                batch.append(item)
-        return out
-
     def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
-        for batch in self.batches(requests):
-            yield from self._run_batch(batch)
+        from eval_bfcl import caches
 
-    def _run_batch(self, batch: list[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
+        waiting: dict[int, list[Waiting]] = {}
+        for group in groups(requests):
+            for item in self._read_or_fail(group, waiting):
+                if not isinstance(item, Waiting):
+                    yield item
+                    continue
+                # Prompts of one length class waste little on padding in a batch.
+                tokens = caches.held_tokens(item.cache)
+                key = round(2 * math.log2(tokens)) if tokens else 0
+                batch = waiting.setdefault(key, [])
+                widest = max([tokens, *(caches.held_tokens(w.cache) for w in batch)])
+                if batch and widest * (len(batch) + 1) > self.batch_tokens:
+                    yield from self._write_or_fail(waiting.pop(key))
+                    batch = waiting.setdefault(key, [])
+                batch.append(item)
+                if len(batch) >= self.batch_size or not caches.stackable(item.cache):
+                    yield from self._write_or_fail(waiting.pop(key))
+        for batch in waiting.values():
+            yield from self._write_or_fail(batch)
+
+    def _read_or_fail(
+        self, group: list[Request], waiting: dict[int, list[Waiting]]
+    ) -> Iterator[Waiting | tuple[Request, Answer | Failure]]:
+        """Read the prompts of one question; if memory runs out, first make room by answering."""
+        import torch
+
+        missing = group
+        try:
+            for item in self.read(group):
+                missing = [r for r in missing if r not in item.requests]
+                yield item
+        except torch.OutOfMemoryError:
+            for key in list(waiting):
+                yield from self._write_or_fail(waiting.pop(key))
+            torch.cuda.empty_cache()
+            for request in missing:
+                try:
+                    yield from self.read([request])
+                except torch.OutOfMemoryError as e:
+                    said = f"out of memory at {len(request.prompt_ids)} tokens: {e}"
+                    yield request, Failure(said)
+
+    def _write_or_fail(self, batch: list[Waiting]) -> Iterator[tuple[Request, Answer | Failure]]:
         import torch
 
         try:
-            answers = self.generate([r.prompt_ids for r in batch], [r.single_call for r in batch])
+            answers = self.write(batch)
         except torch.OutOfMemoryError as e:
-            if len(batch) == 1:
-                yield batch[0], Failure(f"out of memory at {len(batch[0].prompt_ids)} tokens: {e}")
-                return
             torch.cuda.empty_cache()
+            if len(batch) == 1:
+                said = f"out of memory after {len(batch[0].prompt)} tokens: {e}"
+                yield from ((r, Failure(said)) for r in batch[0].requests)
+                return
             middle = len(batch) // 2
-            yield from self._run_batch(batch[:middle])
-            yield from self._run_batch(batch[middle:])
+            yield from self._write_or_fail(batch[:middle])
+            yield from self._write_or_fail(batch[middle:])
             return
-        yield from zip(batch, answers, strict=True)
+        for item, answer in zip(batch, answers, strict=True):
+            yield from ((r, answer) for r in item.requests)
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], single_call: Sequence[bool]
-    ) -> list[Answer]:
+    def read(self, requests: Sequence[Request]) -> Iterator[Waiting]:
+        """Read the prompts of requests, each distinct one once, common beginnings once."""
+        from eval_bfcl import caches
+
+        alike: dict[tuple[bool, tuple[int, ...]], list[Request]] = {}
+        for request in requests:
+            alike.setdefault((request.single_call, tuple(request.prompt_ids)), []).append(request)
+        prompts = [prompt for _, prompt in alike]
+        owners = list(alike.values())
+        empty = caches.fresh(self.model.config)
+        found = (
+            prefill.read_cropping(prompts, self._read, caches.cropped)
+            if caches.croppable(empty)
+            else prefill.read_nested(prompts, self._read, caches.snapshot)
+        )
+        started = time.perf_counter()
+        for i, logits, cache in found:
+            first = int(logits[0].argmax())
+            now = time.perf_counter()
+            yield Waiting(prompts[i], owners[i], first, cache, now - started)
+            started = time.perf_counter()
+
+    def _read(self, tokens: Sequence[int], cache: Any) -> tuple[torch.Tensor, Any]:
+        import torch
+
+        ids = torch.tensor([list(tokens)], device=self.model.device)
+        if cache is None:
+            from eval_bfcl import caches
+
+            cache = caches.fresh(self.model.config)
+        return self._forward(ids, cache, {})
+
+    def _forward(
+        self, ids: torch.Tensor, cache: Any, more: dict[str, Any]
+    ) -> tuple[torch.Tensor, Any]:
+        """Return the logits after the last token, shape (rows, vocabulary), and the cache."""
+        import torch
+
+        kwargs = {self.cache_name: cache, **more}
+        with torch.inference_mode():
+            out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **kwargs)
+        return out.logits[:, -1], getattr(out, self.cache_name)
+
+    def write(self, batch: Sequence[Waiting]) -> list[Answer]:
         """Return the greedy continuation of each prompt.
 
-        Args:
-            prompts: token ids, a list per row.
-            single_call: rows in which a second closed call decides the outcome, so that
-                generation may end there.
+        A row ends at a token that ends the turn, and where one call is wanted also after a
+        second closed call, which decides the outcome.
         """
         import torch
 
+        from eval_bfcl import caches
+
         started = time.perf_counter()
         device = self.model.device
-        width = max(map(len, prompts))
-        pad = self.stop_ids[0]
-        ids = torch.full((len(prompts), width), pad, dtype=torch.long)
-        mask = torch.zeros((len(prompts), width), dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
-            mask[row, width - len(prompt) :] = 1
-        ids, mask = ids.to(device), mask.to(device)
-
-        written: list[list[int]] = [[] for _ in prompts]
-        finished_after = [0.0] * len(prompts)
-        stopped = [False] * len(prompts)
-        produced = [0] * len(prompts)  # the token that ends a turn included
-        closed = [0] * len(prompts)
-        alive = list(range(len(prompts)))  # rows of `prompts` that are still in the cache
-        in_cache = list(alive)
-        cache: Any = None
-        with torch.inference_mode():
-            for step in range(self.max_new_tokens):
-                logits, cache = self._forward(ids, mask, cache, padded=step == 0)
+        rows = [_Row(item.first) for item in batch]
+        for row, item in zip(rows, batch, strict=True):
+            self._take(row, item, item.first, 0.0)
+        here = [n for n, row in enumerate(rows) if not row.stopped]  # rows in the cache
+        if here and self.max_new_tokens > 1:
+            cache = batch[here[0]].cache
+            if caches.stackable(cache):
+                cache = caches.stack([batch[n].cache for n in here], self.max_new_tokens)
+            lengths = torch.tensor([len(batch[n].prompt) for n in here], device=device)
+            width = int(lengths.max())
+            mask = torch.ones(len(here), width + self.max_new_tokens, dtype=torch.long)
+            for place, n in enumerate(here):
+                mask[place, : width - len(batch[n].prompt)] = 0
+            mask = mask.to(device)
+            chosen = torch.tensor([rows[n].last for n in here], device=device)
+            for step in range(1, self.max_new_tokens):
+                more: dict[str, Any] = {}
+                if self.takes_positions:
+                    more["position_ids"] = (lengths + step - 1)[:, None]
+                    if caches.held_tokens(cache) and not bool((lengths == lengths[0]).all()):
+                        more["attention_mask"] = mask[:, : width + step]
+                logits, cache = self._forward(chosen[:, None], cache, more)
                 chosen = logits.argmax(dim=-1)
                 now = time.perf_counter() - started
-                for place, token in enumerate(chosen.tolist()):
-                    row = in_cache[place]
-                    if stopped[row]:
-                        continue
-                    finished_after[row] = now
-                    produced[row] += 1
-                    if token in self.stop_ids:
-                        stopped[row] = True
-                        continue
-                    written[row].append(token)
-                    closed[row] += token == self.closing_id
-                    stopped[row] = closed[row] >= 2 and single_call[row]
-                alive = [row for row in in_cache if not stopped[row]]
-                if not alive:
+                for n, token in zip(here, chosen.tolist(), strict=True):
+                    if not rows[n].stopped:
+                        self._take(rows[n], batch[n], token, now)
+                places = [p for p, n in enumerate(here) if not rows[n].stopped]
+                if not places:
                     break
-                ids = chosen[:, None]
-                mask = torch.cat([mask, mask.new_ones((len(mask), 1))], dim=1)
-                if len(alive) <= 0.75 * len(in_cache):
-                    keep = torch.tensor(
-                        [p for p, row in enumerate(in_cache) if not stopped[row]], device=device
-                    )
+                if len(places) <= 0.75 * len(here):
+                    keep = torch.tensor(places, device=device)
                     cache.reorder_cache(keep)
-                    ids, mask, in_cache = ids[keep], mask[keep], alive
+                    chosen, mask, lengths = chosen[keep], mask[keep], lengths[keep]
+                    here = [here[p] for p in places]
         return [
             Answer(
-                text=self.tokenizer.decode(
-                    written[row], skip_special_tokens=False, clean_up_tokenization_spaces=False
-                ),
-                prompt_tokens=len(prompts[row]),
-                new_tokens=produced[row],
-                latency_s=round(finished_after[row], 4),
-                finish="stop" if stopped[row] else "length",
+                text=self._text(row.written),
+                prompt_tokens=len(item.prompt),
+                new_tokens=row.produced,
+                latency_s=round(item.seconds + row.seconds, 4),
+                finish="stop" if row.stopped else "length",
             )
-            for row in range(len(prompts))
+            for row, item in zip(rows, batch, strict=True)
         ]
 
-    def _forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, cache: Any, *, padded: bool
-    ) -> tuple[torch.Tensor, Any]:
-        """Return the logits after the last token, shape (rows, vocabulary), and the cache.
+    def _take(self, row: _Row, item: Waiting, token: int, seconds: float) -> None:
+        """Add a token to a row and see whether the row ends with it."""
+        row.last, row.seconds = token, seconds
+        row.produced += 1
+        if token in self.stop_ids:
+            row.stopped = True
+            return
+        row.written.append(token)
+        if item.single_call and token in self.may_close:
+            row.stopped = self._text(row.written).count(CLOSING) >= 2
 
-        A recurrent model needs the mask in the prefill only: there is no padding afterwards.
-        """
-        kwargs: dict[str, Any] = {self.cache_name: cache} if cache is not None else {}
-        if self.takes_positions:
-            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-            kwargs |= {"attention_mask": mask, "position_ids": positions[:, -ids.shape[1] :]}
-        elif padded and not bool(mask.all()):
-            kwargs["attention_mask"] = mask
-        out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **kwargs)
-        return out.logits[:, -1], getattr(out, self.cache_name)
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return text
+
+
+@dataclasses.dataclass
+class _Row:
+    """An answer in the making; `produced` counts the token that ends the turn, too."""
+
+    last: int
+    written: list[int] = dataclasses.field(default_factory=list)
+    produced: int = 0
+    stopped: bool = False
+    seconds: float = 0.0
+
+
+def groups(requests: Iterable[Request]) -> list[list[Request]]:
+    """Return requests by question, the question with the longest prompt first.
+
+    What does not fit into memory then fails at once.
+    """
+    by_id: dict[str, list[Request]] = {}
+    for request in requests:
+        by_id.setdefault(request.id, []).append(request)
+    longest = {i: max(len(r.prompt_ids) for r in group) for i, group in by_id.items()}
+    return [by_id[i] for i in sorted(by_id, key=lambda i: (-longest[i], i))]
 
 
 def load(folder: Path, dtype: str) -> Any:

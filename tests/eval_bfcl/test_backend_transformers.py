@@ -1,17 +1,22 @@
+import itertools
+import random
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from eval_bfcl import backend_transformers
+from eval_bfcl import backend_transformers, prefill
 from eval_bfcl.backend import Answer
 from eval_bfcl.backend_transformers import TransformersBackend
 from eval_bfcl.prompting import Request
 from gatewright.chat import Renderer
 from gatewright.kernels import bind_transformers
 
-PROMPTS = ["Find the area.", "x", "What is the weather in Paris today, and how is the sea?" * 5]
+LONG = "What is the weather in Paris today, and how is the sea?" * 5
+PROMPTS = ["Find the area.", "x", LONG, LONG + " And in Rome?", LONG + " And?", LONG[:200] + "!"]
 
 
 def backend(folder: Path, **flags: Any) -> TransformersBackend:
@@ -22,7 +27,7 @@ def backend(folder: Path, **flags: Any) -> TransformersBackend:
 
 def requests(b: TransformersBackend, texts: list[str]) -> list[Request]:
     return [
-        Request(str(n), "cell", [], [], text, b.tokenizer(text)["input_ids"])
+        Request("one question", str(n), [], [], text, b.tokenizer(text)["input_ids"])
         for n, text in enumerate(texts)
     ]
 
@@ -50,7 +55,7 @@ def test_batched_answers_equal_plain_generate_one_by_one(
 ) -> None:
     expected = plain_generate(models[family], PROMPTS, 24)
     b = backend(models[family])
-    answers = {r.id: a for r, a in b.run(requests(b, PROMPTS)) if isinstance(a, Answer)}
+    answers = {r.cell: a for r, a in b.run(requests(b, PROMPTS)) if isinstance(a, Answer)}
     for n, ids in enumerate(expected):
         text = b.tokenizer.decode([i for i in ids if i not in b.stop_ids])
         assert answers[str(n)].text == text
@@ -59,110 +64,202 @@ def test_batched_answers_equal_plain_generate_one_by_one(
         assert answers[str(n)].finish == ("stop" if ids[-1] in b.stop_ids else "length")
 
 
+@pytest.mark.parametrize("family", ["mamba2", "llama"])
+def test_what_prompts_share_is_read_once(
+    family: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = backend(models[family])
+    items = requests(b, PROMPTS)
+    read: list[int] = []
+    whole = b._read
+
+    def counting(tokens: Sequence[int], cache: Any) -> Any:
+        read.append(len(tokens))
+        return whole(tokens, cache)
+
+    monkeypatch.setattr(b, "_read", counting)
+    assert len(list(b.read(items))) == len(items)
+    beginnings = {tuple(r.prompt_ids[:n]) for r in items for n in range(1, len(r.prompt_ids) + 1)}
+    assert len(beginnings) <= sum(read) <= len(beginnings) + 8  # at least one token of each
+    assert sum(read) < 0.6 * sum(len(r.prompt_ids) for r in items)
+
+
+def test_the_same_prompt_in_several_cells_is_answered_once(models: dict[str, Path]) -> None:
+    b = backend(models["llama"])
+    items = requests(b, [LONG, LONG, "x", LONG])
+    items[3].single_call = False  # may end later
+    assert sorted(len(w.requests) for w in b.read(items)) == [1, 1, 2]
+    answers = {r.cell: a for r, a in b.run(items)}
+    assert answers.keys() == {"0", "1", "2", "3"}
+    assert answers["0"] == answers["1"]
+
+
+def forward(tokens: Sequence[int], cache: Any) -> Any:
+    """A model whose cache is what it has read, and whose logits are its length."""
+    cache = list(cache or [])
+    cache.extend(tokens)
+    return len(cache), cache
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_prompt_is_read_whole_whatever_is_shared(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill, "SHARED_TOKENS", 2)
+    rng = random.Random(seed)
+    prompts: list[list[int]] = [[1]]
+    for _ in range(rng.randrange(12)):
+        begin = rng.choice(prompts)
+        rest = [rng.randrange(3) for _ in range(rng.randrange(1, 9))]
+        prompts.append(begin[: rng.randrange(len(begin) + 1)] + rest)
+    prompts = [list(p) for p in dict.fromkeys(map(tuple, prompts))]
+    rng.shuffle(prompts)
+    for found in (
+        prefill.read_cropping(prompts, forward, lambda cache, n: cache[:n]),
+        prefill.read_nested(prompts, forward, list),
+    ):
+        kept = {i: (logits, list(cache)) for i, logits, cache in found}
+        assert kept == {i: (len(p), p) for i, p in enumerate(prompts)}
+
+
 class Scripted(torch.nn.Module):
-    """A model that writes a given text per row, told apart by the prompt's last token."""
+    """A model that writes a given text per row, told apart by the prompt's last token.
+
+    Its cache is a real one of attention; the values hold that token, the keys the step.
+    """
 
     def __init__(self, scripts: dict[int, list[int]], vocab: int) -> None:
+        from transformers import LlamaConfig
+
         super().__init__()
         self.scripts, self.vocab = scripts, vocab
+        self.config = LlamaConfig(num_hidden_layers=1)
         self.device = torch.device("cpu")
         self.rows_seen: list[int] = []
 
     def forward(
         self,
         input_ids: torch.Tensor,
-        past_key_values: Any = None,
+        past_key_values: Any,
         attention_mask: Any = None,
         position_ids: Any = None,
         use_cache: bool = True,
         logits_to_keep: int = 0,
     ) -> Any:
-        cache = past_key_values or Cache(input_ids[:, -1].tolist())
+        layer = past_key_values.layers[0]
+        key, step = input_ids[:, -1], torch.zeros(len(input_ids))
+        if layer.get_seq_length():
+            key, step = layer.values[:, 0, -1, 0].long(), layer.keys[:, 0, -1, 0] + 1
+        like = torch.ones(len(input_ids), 1, input_ids.shape[1], 1)
+        past_key_values.update(like * step[:, None, None, None], like * key[:, None, None, None], 0)
         logits = torch.zeros(len(input_ids), 1, self.vocab)
-        for row, key in enumerate(cache.keys):
-            logits[row, 0, self.scripts[key][cache.step]] = 1
-        cache.step += 1
+        for row, (k, n) in enumerate(zip(key.tolist(), step.long().tolist(), strict=True)):
+            logits[row, 0, self.scripts[k][n]] = 1
         self.rows_seen.append(len(input_ids))
-        return Out(logits, cache)
+        return SimpleNamespace(logits=logits, past_key_values=past_key_values)
 
 
-class Cache:
-    def __init__(self, keys: list[int]) -> None:
-        self.keys, self.step = keys, 0
-
-    def reorder_cache(self, keep: torch.Tensor) -> None:
-        self.keys = [self.keys[i] for i in keep.tolist()]
-
-
-class Out:
-    def __init__(self, logits: torch.Tensor, cache: Cache) -> None:
-        self.logits, self.past_key_values = logits, cache
+def write(b: TransformersBackend, prompts: list[list[int]], single: bool = True) -> list[Answer]:
+    items = [
+        Request(str(n), "c", [], [], "", ids, single_call=single) for n, ids in enumerate(prompts)
+    ]
+    done = {r.id: a for r, a in b.run(items)}
+    answers = [done[str(n)] for n in range(len(prompts))]
+    assert all(isinstance(a, Answer) for a in answers)
+    return answers  # type: ignore[return-value]
 
 
 def test_rows_end_at_their_own_token_and_leave_the_batch(models: dict[str, Path]) -> None:
     renderer = Renderer.load(models["llama"])
     tokenizer, stop = renderer.tokenizer, renderer.stop_ids[0]
     open_, close = (tokenizer.convert_tokens_to_ids(t) for t in ("<tool_call>", "</tool_call>"))
-    a, b, c, d = (tokenizer.convert_tokens_to_ids(t) for t in ("a", "b", "c", "d"))
+    a, b, c, d, e, f = (tokenizer.convert_tokens_to_ids(t) for t in "abcdef")
     endless = [a] * 40
+    letters = [tokenizer.convert_tokens_to_ids(char) for char in "</tool_call>"]
     scripts = {
         a: [b, stop, *endless],
         b: [open_, a, close, open_, a, close, *endless],  # a second call decides the outcome
         c: [open_, a, close, stop, *endless],
         d: endless,
+        e: [stop, *endless],
+        f: [*letters, *letters, *endless],  # a tokenizer without a token for the tag
     }
     model = Scripted(scripts, len(tokenizer))
-    backend = TransformersBackend(
-        model, renderer, max_new_tokens=12, batch_size=8, batch_tokens=999
-    )
-    answers = backend.generate([[5, a], [6, 7, b], [c], [d]], [True, True, True, True])
+    it = TransformersBackend(model, renderer, max_new_tokens=30, batch_size=8, batch_tokens=999)
+    prompts = [[5, a], [6, b], [7, c], [8, d], [9, e], [4, f]]
+    answers = write(it, prompts)
     assert [x.text for x in answers] == [
         "b",
         "<tool_call>a</tool_call><tool_call>a</tool_call>",
         "<tool_call>a</tool_call>",
-        "a" * 12,
+        "a" * 30,
+        "",
+        "</tool_call></tool_call>",
     ]
-    assert [x.finish for x in answers] == ["stop", "stop", "stop", "length"]
-    assert [x.new_tokens for x in answers] == [2, 6, 4, 12]
-    assert model.rows_seen[0] == 4
+    assert [x.finish for x in answers] == ["stop", "stop", "stop", "length", "stop", "stop"]
+    assert [x.new_tokens for x in answers] == [2, 6, 4, 30, 1, 24]
+    assert model.rows_seen[:6] == [1] * 6  # prompts, a row each
+    assert model.rows_seen[6] == 5  # what ended at once is not in the batch
     assert model.rows_seen[-1] == 1
-    both = backend.generate([[b]], [False])  # parallel questions may call more than once
+    both = write(it, [[1, b]], single=False)  # parallel questions may call more than once
     assert both[0].finish == "length"
 
 
-def test_batches_are_sorted_by_length_and_bounded(models: dict[str, Path]) -> None:
-    b = backend(models["llama"], batch_size=3, batch_tokens=100)
-    lengths = [5, 60, 7, 90, 8, 6, 30, 40]
-    items = [Request(str(n), "c", [], [], "", [1] * n) for n in lengths]
-    batches = b.batches(items)
-    sizes = [[len(r.prompt_ids) for r in batch] for batch in batches]
-    assert sizes == [[90], [60], [40, 30], [8, 7, 6], [5]]
+def test_batches_are_bounded_and_of_similar_length(models: dict[str, Path]) -> None:
+    renderer = Renderer.load(models["llama"])
+    tokenizer = renderer.tokenizer
+    model = Scripted(dict.fromkeys(range(9), [7] * 9), len(tokenizer))
+    b = TransformersBackend(model, renderer, max_new_tokens=2, batch_size=3, batch_tokens=100)
+    lengths = [4, 60, 4, 90, 4, 4, 30, 33, 30, 4]
+    batches: list[list[int]] = []
+    whole = b.write
+
+    def watching(batch: Sequence[Any]) -> list[Answer]:
+        batches.append(sorted(len(w.prompt) for w in batch))
+        return whole(batch)
+
+    b.write = watching  # type: ignore[method-assign]
+    write(b, [[n % 9] * length for n, length in enumerate(lengths)])
+    assert sorted(batches) == [[4, 4], [4, 4, 4], [30, 30, 33], [60], [90]]
+    assert sorted(itertools.chain(*batches)) == sorted(lengths)
 
 
-def test_running_out_of_memory_halves_the_batch_and_names_a_row_that_never_fits(
+def test_running_out_of_memory_makes_room_and_names_a_prompt_that_never_fits(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = backend(models["llama"])
-    whole = b.generate
+    expected = {r.cell: a for r, a in b.run(requests(b, PROMPTS))}
+    too_long = len(b.tokenizer(LONG + " And in Rome?")["input_ids"])
+    read, write_ = b._read, b.write
+    written: list[int] = []
 
-    def scarce(prompts: list[list[int]], single: list[bool]) -> list[Answer]:
-        if len(prompts) > 1 or len(prompts[0]) > 50:
+    def scarce_read(tokens: Sequence[int], cache: Any) -> Any:
+        if len(tokens) >= too_long:
             raise torch.OutOfMemoryError("no room")
-        return whole(prompts, single)
+        return read(tokens, cache)
 
-    monkeypatch.setattr(b, "generate", scarce)
-    done = {r.id: a for r, a in b.run(requests(b, PROMPTS))}
-    assert isinstance(done["0"], Answer)
-    assert isinstance(done["1"], Answer)
-    assert "out of memory at" in done["2"].error  # type: ignore[union-attr]
+    def scarce_write(batch: Sequence[Any]) -> list[Answer]:
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("no room")
+        written.append(len(batch))
+        return write_(batch)
+
+    monkeypatch.setattr(b, "_read", scarce_read)
+    monkeypatch.setattr(b, "write", scarce_write)
+    done = {r.cell: a for r, a in b.run(requests(b, PROMPTS))}
+    assert done.keys() == expected.keys()
+    for cell, answer in done.items():
+        if cell == "3":
+            assert f"out of memory at {too_long} tokens" in answer.error  # type: ignore[union-attr]
+        else:
+            assert answer.text == expected[cell].text  # type: ignore[union-attr]
+    assert len(written) == len(PROMPTS) - 1
 
 
 def cache_bytes(folder: Path, context: int) -> int:
     """Return the bytes that decoding reads at every token after a context."""
     b = backend(folder)
-    ids = torch.arange(context)[None] % 500
-    with torch.inference_mode():
-        _, cache = b._forward(ids, torch.ones_like(ids), None, padded=True)
+    _, cache = b._read([i % 500 for i in range(context)], None)
     found: list[torch.Tensor] = []
     for layer in cache.layers:
         for value in vars(layer).values():

@@ -96,11 +96,15 @@ def test_failures_are_retried_and_never_stored(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda s: None)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
     flaky = Flaky({"simple_python_1": 2, "simple_python_2": 99})
     monkeypatch.setattr(generate, "make_backend", lambda *a: flaky)
     with pytest.raises(UserError, match="1 of 4 requests failed .*simple_python_2.*HTTP 503"):
-        run(models["llama"], pools_1_4, tmp_path / "r", pool_sizes="4")
+        run(models["llama"], pools_1_4, tmp_path / "r", pool_sizes="4", retries=8)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert flaky.asked[4:7] == ["simple_python_1", "simple_python_2", "simple_python_1"]
+    assert flaky.asked.count("simple_python_2") == 9
     assert [r["id"] for r in answers(tmp_path / "r")] == [f"simple_python_{n}" for n in (0, 1, 3)]
     assert not (tmp_path / "r/manifest.json").exists()
 
@@ -219,6 +223,7 @@ def test_prompts_beyond_the_models_positions(
         ({"dtype": "int8"}, "--dtype int8"),
         ({"over_context": "cut"}, "--over-context cut"),
         ({"retries": -1}, "--retries -1"),
+        ({"retry_wait_s": float("nan")}, "--retry-wait-s nan"),
         ({"model": "/nowhere"}, "--model /nowhere: no such folder"),
         ({"backend": "openai", "base_url": "localhost"}, "--base-url localhost"),
         (

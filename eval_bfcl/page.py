@@ -7,6 +7,7 @@ lines (tool schemas, instructions): each distinct line is stored once.
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from eval_bfcl import tally
+from eval_bfcl import tally, trainings
+from eval_bfcl.figures import LABELS
 from gatewright import bfcl
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -25,6 +27,8 @@ _ROW_KEYS = (
 )
 _RATES = (
     "accuracy",
+    "right_tool",
+    "valid_call",
     "hallucination",
     "hallucination_of_valid_calls",
     "accuracy_given_retrieved",
@@ -105,6 +109,11 @@ def explorer(
     }
 
 
+def _brief(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return some fields, rounded to what the page can show (the JSON and CSV hold all)."""
+    return {k: round(row[k], 6) if isinstance(row[k], float) else row[k] for k in keys}
+
+
 def script_json(value: Any) -> str:
     """Return JSON that cannot end the script element it stands in."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -119,14 +128,28 @@ def build(
     folders: Sequence[Path],
     summary: Sequence[Mapping[str, Any]],
     tests: Sequence[tally.Paired],
+    means: Sequence[Mapping[str, Any]],
+    differences: Sequence[trainings.Difference],
     drawn: Mapping[str, str],
     questions_per_run: int,
 ) -> str:
     """Return the page's HTML."""
-    keys = [*_ROW_KEYS, *(r + end for r in _RATES for end in ("", "_low", "_high"))]
+    ends = ("", "_low", "_high")
+    keys = [*_ROW_KEYS, *(r + end for r in _RATES for end in ends)]
+    mean_keys = ["model", "gate_scale", "k", "judged"]
+    mean_keys += [r + end for r in trainings.RATES for end in ends]
     data = {
-        "rows": [{k: r[k] for k in keys} for r in summary if r["seed"] == "all"],
+        "rows": [_brief(r, keys) for r in summary if r["seed"] == "all"],
         "tests": tally.to_json(tests),
+        "setups": [
+            _brief(r, mean_keys) | {"n": len(r["training_seeds"]), "pools": tally.setting(r)}
+            for r in means
+        ],
+        "differences": [
+            _brief(d, list(d)) | {"rate": LABELS[d["rate"]]}
+            for d in map(dataclasses.asdict, differences)
+        ],
+        "differencesMean": trainings.EXPLAINED.replace("`", ""),
         "explorer": explorer(runs, folders, questions_per_run),
     }
     figures = "".join(f"<figure>{svg}</figure>" for svg in drawn.values())

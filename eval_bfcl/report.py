@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_bfcl import ceiling, page, plots, tally
-from eval_bfcl.outcomes import OUTCOMES
+from eval_bfcl import ceiling, figures, page, tally, trainings
 from gatewright import artifact, cli
 from gatewright.errors import UserError
 
@@ -48,118 +46,6 @@ def headline(runs: Sequence[Run]) -> str:
         whole = all(n == of for n, of in asked)
         parts.append(f"{counts} questions of {split}" + ("" if whole else " (a part: see --limit)"))
     return "; ".join(parts)
-
-
-def name_of(facts: Mapping[str, Any]) -> str:
-    """Return a model's name in figures, with its gate scale if the name does not show it."""
-    scale = tally.scale_text(facts["gate_scale"])
-    shown = f"s{scale}" in str(facts["model"])
-    return str(facts["model"]) + ("" if scale == "-" or shown else f" (scale {scale})")
-
-
-def slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
-
-
-def figures(summary: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return file name -> SVG text, most important first."""
-    pooled = [r for r in summary if r["seed"] == "all"]
-    settings = list(dict.fromkeys(tally.setting(r) for r in pooled))
-    out: dict[str, str] = {}
-    for setting in settings:
-        rows = [r for r in pooled if tally.setting(r) == setting]
-        end = "" if len(settings) == 1 else "_" + slug(setting)
-        sizes = sorted({r["k"] for r in rows})
-        for rate, label in (("accuracy", "Accuracy"), ("hallucination", "Hallucination rate")):
-            series = [
-                plots.Series(
-                    model,
-                    [
-                        _point(sizes.index(r["k"]), r, rate)
-                        for r in rows
-                        if name_of(r) == model and r[rate] is not None
-                    ],
-                )
-                for model in dict.fromkeys(map(name_of, rows))
-            ]
-            if rate == "accuracy":
-                series += _ceilings(rows, sizes)
-            out[f"{rate}{end}.svg"] = plots.lines(
-                f"{label}: {setting}",
-                "pool size k",
-                f"{label} (%)",
-                [str(k) for k in sizes],
-                series,
-            )
-        bars = [
-            (f"{name_of(r)}, k={r['k']}", {str(n): int(r[f"n_{n}"]) for n in OUTCOMES})
-            for r in rows
-        ]
-        out[f"outcomes{end}.svg"] = plots.outcome_bars(f"Outcomes: {setting}", bars)
-    return out | _against_beta(pooled)
-
-
-def _ceilings(rows: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> list[plots.Series]:
-    """Return a predicted curve for every size of state among the models."""
-    curves: dict[str, dict[int, float]] = {}
-    for r in rows:
-        if r["predicted_ceiling"] is not None:
-            curves.setdefault(r["predicted_from"], {})[r["k"]] = r["predicted_ceiling"]
-    return [
-        plots.Series(
-            name,
-            [plots.Point(sizes.index(k), p, p, p) for k, p in sorted(curve.items())],
-            predicted=True,
-        )
-        for name, curve in curves.items()
-    ]
-
-
-def _point(place: int, row: Mapping[str, Any], rate: str) -> plots.Point:
-    return plots.Point(place, row[rate], row[f"{rate}_low"], row[f"{rate}_high"])
-
-
-def _beta(row: Mapping[str, Any]) -> float:
-    return float("inf") if row["beta"] is None else float(row["beta"])
-
-
-def _against_beta(pooled: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return accuracy against retriever strength, a figure per split, utility and pool size.
-
-    BM25 without noise is beta = infinity.
-    """
-    out: dict[str, str] = {}
-    noisy = [r for r in pooled if r["retriever"] == "plackett_luce"]
-    for split, utility in dict.fromkeys((r["split"], r["utility"]) for r in noisy):
-        rows = [
-            r
-            for r in pooled
-            if r["split"] == split
-            and (r["retriever"] == "bm25" or (r["beta"] is not None and r["utility"] == utility))
-        ]
-        betas = sorted({_beta(r) for r in rows})
-        if len(betas) < 2:
-            continue
-        for k in sorted({r["k"] for r in noisy if r["split"] == split}):
-            series = []
-            for model in dict.fromkeys(map(name_of, rows)):
-                points = [
-                    _point(
-                        betas.index(float("inf") if r["beta"] is None else r["beta"]), r, "accuracy"
-                    )
-                    for r in rows
-                    if name_of(r) == model and r["k"] == k and r["accuracy"] is not None
-                ]
-                series.append(plots.Series(model, sorted(points, key=lambda p: p.place)))
-            ticks = ["BM25" if b == float("inf") else f"{b:g}" for b in betas]
-            out[f"accuracy_against_beta_{slug(split)}_{utility}_k{k}.svg"] = plots.lines(
-                f"Weak retriever: {split}, k = {k}",
-                f"beta ({utility})",
-                "Accuracy (%)",
-                ticks,
-                series,
-            )
-    return out
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -211,17 +97,33 @@ def _percent(value: float | None) -> str:
 
 
 def markdown(
-    first_line: str, note: str, rows: Sequence[Mapping[str, str]], tests: Sequence[tally.Paired]
+    first_line: str,
+    note: str,
+    rows: Sequence[Mapping[str, str]],
+    tests: Sequence[tally.Paired],
+    means: Sequence[Mapping[str, Any]] = (),
+    differences: Sequence[trainings.Difference] = (),
 ) -> str:
-    """Return the leaderboard and the paired tests as Markdown."""
+    """Return the leaderboard, the means over training seeds and the tests as Markdown."""
     out = [first_line, ""]
     if note:
         out += [note, ""]
-    columns = list(rows[0]) if rows else []
-    out += ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
-    out += [
-        "| " + " | ".join(str(row[c]).replace("|", "\\|") for c in columns) + " |" for row in rows
-    ]
+    if means:
+        out += ["Means over training seeds, per cent [95 % interval]:", ""]
+        out += _table(
+            [
+                {
+                    "setup": r["model"],
+                    "pools": tally.setting(r),
+                    "k": str(r["k"]),
+                    "seeds": str(len(r["training_seeds"])),
+                    **{figures.LABELS[rate]: tally.percent(r, rate) for rate in trainings.RATES},
+                }
+                for r in means
+            ]
+        )
+        out.append("")
+    out += _table(rows)
     if any(row["Predicted Ceiling"] != "N/A" for row in rows):
         out += ["", ceiling.EXPLAINED]
     if tests:
@@ -235,7 +137,40 @@ def markdown(
             f"| {t.a} | {t.b} | {t.setting} | {t.k} | {t.only_a} | {t.only_b} | {t.n} | {t.p:.3g} |"
             for t in tests
         ]
+    if differences:
+        out += ["", trainings.EXPLAINED, ""]
+        out += _table(
+            [
+                {
+                    "A": d.a,
+                    "B": d.b,
+                    "pools": d.setting,
+                    "k": str(d.k),
+                    "rate": figures.LABELS[d.rate],
+                    "A - B, points": f"{d.points:.1f} [{d.low:.1f}, {d.high:.1f}]",
+                    "seeds": str(d.seeds),
+                    "only A": str(d.only_a),
+                    "only B": str(d.only_b),
+                    "p McNemar": f"{d.p_mcnemar:.3g}",
+                    "p questions": f"{d.p_questions:.3g}",
+                    "p Holm": f"{d.p_holm:.3g}",
+                }
+                for d in differences
+            ]
+        )
     return "\n".join(out) + "\n"
+
+
+def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    columns = list(rows[0]) if rows else []
+    return [
+        "| " + " | ".join(columns) + " |",
+        "|" + " --- |" * len(columns),
+        *(
+            "| " + " | ".join(str(row[c]).replace("|", "\\|") for c in columns) + " |"
+            for row in rows
+        ),
+    ]
 
 
 def refuse_twins(runs: Sequence[Run]) -> None:
@@ -270,16 +205,19 @@ def main(args: Args) -> None:
     runs = [(facts, scores) for facts, scores, _ in loaded]
     refuse_twins(runs)
     summary = tally.summarise(runs)
-    tests = tally.paired_tests(runs)
+    setups = trainings.setups(runs)
+    means, differences = trainings.summarise(setups), trainings.differences(setups)
+    inside = {id(facts) for s in setups for facts, _ in s.runs.values()}
+    tests = tally.paired_tests(runs, apart=lambda a, b: id(a) in inside and id(b) in inside)
     first_line = headline(runs)
-    drawn = figures(summary)
+    drawn = figures.draw(summary, setups)
     board = leaderboard(summary)
     parents = {f"scores/{i}": folder for i, folder in enumerate(args.scores)}
     with artifact.create(args.out, kind="report", config=args, parents=parents) as tmp:
         write_csv(tmp / "results.csv", summary)
         write_csv(tmp / "leaderboard.csv", board)
         (tmp / "leaderboard.md").write_text(
-            markdown(first_line, args.note, board, tests), encoding="utf-8"
+            markdown(first_line, args.note, board, tests, means, differences), encoding="utf-8"
         )
         artifact.write_json(
             tmp / "summary.json",
@@ -288,6 +226,8 @@ def main(args: Args) -> None:
                 "note": args.note,
                 "results": summary,
                 "mcnemar": tally.to_json(tests),
+                "setups": means,
+                "differences": [dataclasses.asdict(d) for d in differences],
             },
         )
         for name, svg in drawn.items():
@@ -301,6 +241,8 @@ def main(args: Args) -> None:
                 [folder for *_, folder in loaded],
                 summary,
                 tests,
+                means,
+                differences,
                 drawn,
                 args.explorer_questions,
             ),

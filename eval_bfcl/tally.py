@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,27 @@ def load(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return run_facts(manifest["extra"]), read_jsonl(Path(folder) / "scores.jsonl")
 
 
+def counts_for(score: Score, rate: str) -> bool:
+    """Return whether a judged answer counts for a rate.
+
+    `right_tool` is an answer that called just what was wanted, whatever its arguments.
+    """
+    if rate == "valid_call":
+        return bool(score["valid_call"])
+    outcomes = {
+        "accuracy": ("correct",),
+        "right_tool": ("correct", "wrong_arguments"),
+        "hallucination": ("hallucinated",),
+    }
+    return score["outcome"] in outcomes[rate]
+
+
 def _rates(scores: Sequence[Score]) -> dict[str, Any]:
     counts = Counter(s["outcome"] for s in scores)
     judged = [s for s in scores if s["outcome"] != "error"]
     n = len(judged)
-    valid_calls = sum(s["valid_call"] for s in judged)
+    valid_calls = sum(counts_for(s, "valid_call") for s in judged)
+    right_tool = sum(counts_for(s, "right_tool") for s in judged)
     retrieved = [s for s in judged if s["retrieved"]]
     with_gold = [s for s in scores if s["gold"] is not None]
     out: dict[str, Any] = {"n": len(scores), "judged": n}
@@ -61,6 +77,8 @@ def _rates(scores: Sequence[Score]) -> dict[str, Any]:
     for name, part, whole in (
         ("accuracy", counts["correct"], n),
         ("hallucination", counts["hallucinated"], n),
+        ("right_tool", right_tool, n),
+        ("valid_call", valid_calls, n),
         ("hallucination_of_valid_calls", counts["hallucinated"], valid_calls),
         ("accuracy_official", sum(bool(s["official_valid"]) for s in judged), n),
         ("accuracy_with_defaults", sum(bool(s["defaults_valid"]) for s in judged), n),
@@ -139,11 +157,17 @@ class Paired:
     p: float
 
 
-def paired_tests(runs: Sequence[tuple[Facts, Sequence[Score]]]) -> list[Paired]:
+def paired_tests(
+    runs: Sequence[tuple[Facts, Sequence[Score]]],
+    apart: Callable[[Facts, Facts], bool] = lambda a, b: False,
+) -> list[Paired]:
     """Return McNemar's exact test for every two runs of the same pools, per k.
 
     Only questions that both models were judged on count; several seeds of one question are
     pairs of their own.
+
+    Args:
+        apart: pairs of runs to leave out.
     """
     right: list[tuple[Facts, dict[int, dict[tuple[str, int], bool]]]] = []
     for facts, scores in runs:
@@ -155,7 +179,7 @@ def paired_tests(runs: Sequence[tuple[Facts, Sequence[Score]]]) -> list[Paired]:
     tests = []
     for i, (a, right_a) in enumerate(right):
         for b, right_b in right[i + 1 :]:
-            if setting(a) != setting(b):
+            if setting(a) != setting(b) or apart(a, b):
                 continue
             for k in sorted(right_a.keys() & right_b.keys()):
                 both = right_a[k].keys() & right_b[k].keys()

@@ -96,6 +96,58 @@ def bootstrap_interval(
     return Interval(float(x.mean()), float(low), float(high))
 
 
+def student_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
+    """Return the mean of a few independent values with Student's t interval.
+
+    A single value says nothing of its spread; its interval is (-inf, inf).
+
+    Raises:
+        ValueError: no values.
+    """
+    from scipy.stats import t
+
+    x = np.asarray(values, dtype=np.float64)
+    if not x.size:
+        raise ValueError("student_interval needs at least one value")
+    mean = float(x.mean())
+    if x.size == 1:
+        return Interval(mean, -math.inf, math.inf)
+    half = float(t.ppf((1 + level) / 2, x.size - 1) * x.std(ddof=1) / math.sqrt(x.size))
+    return Interval(mean, mean - half, mean + half)
+
+
+def sign_flip_test(differences: Sequence[float], *, samples: int = 20_000, seed: int = 0) -> float:
+    """Return the two-sided p value of paired differences whose signs could as well be turned.
+
+    All signs are enumerated when there are at most `samples` ways; otherwise `samples` random
+    ones are drawn and the observed one is counted too.  Zeros do not matter; without any other
+    difference p is 1.
+    """
+    x = np.asarray(differences, dtype=np.float64)
+    x = x[x != 0]
+    if not x.size:
+        return 1.0
+    observed = abs(float(x.sum()))
+    tolerance = 1e-9 * max(1.0, observed)
+    if 2.0**x.size <= samples:
+        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=x.size)))
+        return float((np.abs(signs @ x) >= observed - tolerance).mean())
+    rng = np.random.default_rng(seed)
+    signs = rng.integers(0, 2, (samples, x.size)) * 2.0 - 1.0
+    return float(((np.abs(signs @ x) >= observed - tolerance).sum() + 1) / (samples + 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p values adjusted for how many tests there are (Holm 1979), in the same order."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    out = [1.0] * len(p_values)
+    highest = 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        out[i] = highest
+    return out
+
+
 def r_squared(measured: ArrayLike, predicted: ArrayLike) -> float:
     """Return `1 - residual / total` sum of squares of a prediction that was not fitted here.
 

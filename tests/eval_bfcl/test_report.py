@@ -134,6 +134,8 @@ def test_the_table_lists_weak_gates_first_and_llama_last(
     assert " 70.0 [54.6, 81.9]" in lines[2]
     assert {p.name for p in (tmp_path / "r").glob("*.svg")} == {
         "accuracy.svg",
+        "right_tool.svg",
+        "valid_call.svg",
         "hallucination.svg",
         "outcomes.svg",
     }
@@ -295,7 +297,8 @@ def test_the_list_of_questions_follows_the_selection(tab: Page) -> None:
 
 
 def test_the_leaderboard_sorts_and_filters_in_a_browser(tab: Page) -> None:
-    first = f"{ROWS}.map(r => r.cells[7].firstChild.data).map(Number)"
+    at = "document.querySelector('th[data-column=accuracy]').cellIndex"
+    first = f"{ROWS}.map(r => r.cells[{at}].firstChild.data).map(Number)"
     accuracies = tab.run(first)
     assert len(accuracies) == 10
     assert accuracies == sorted(accuracies, reverse=True)
@@ -367,6 +370,18 @@ def test_hostile_outputs_stay_text_in_a_browser(tab: Page) -> None:
     assert tab.run("document.getElementById('raw').textContent") == EVIL
     assert tab.run("document.title") == "Tool pools on BFCL"
     assert tab.run("document.images.length") == 0
+
+
+@pytest.mark.parametrize("width", [1400, 1280])
+def test_the_leaderboard_fits_a_laptops_window(tab: Page, width: int) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    tab.send("Emulation.setDeviceMetricsOverride", size)
+    box = "document.getElementById('board').parentElement"
+    assert tab.run(f"{box}.scrollWidth - {box}.clientWidth") <= 0
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    said = tab.run("document.getElementById('same').textContent")
+    assert said == "Every row: split simple_python, pool seeds 1, n 40, errors 0."
+    assert tab.run("document.querySelector('th[data-column=split]')") is None
 
 
 def test_light_and_dark_have_contrast_and_nothing_is_fetched(tab: Page) -> None:

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +151,16 @@ def test_a_single_question_of_disagreement_with_the_official_evaluator_is_an_err
     with pytest.raises(UserError, match="pool_size=4/seed=0: .* differ on simple_python_0"):
         scored(results, pools_1_4, tmp_path / "s2", official=True)
     assert not (tmp_path / "s2").exists()
+
+
+def test_the_official_driver_says_who_runs_it() -> None:
+    for flags, code in ((["--help"], 0), (["one"], 2)):
+        done = subprocess.run(
+            [sys.executable, official.DRIVER, *flags], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code
+        assert "eval_bfcl.score --official runs this" in done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
 
 
 OFFICIAL_ENV = Path(official.ROOT / "runs/bfcl_official_env")

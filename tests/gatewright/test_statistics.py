@@ -55,3 +55,31 @@ def test_lines_and_r_squared() -> None:
     assert math.isnan(statistics.r_squared([1, 1], [1, 1]))
     with pytest.raises(ValueError, match="two different x"):
         statistics.linear_fit([1.0, 1.0], [1.0, 2.0])
+
+
+def test_students_interval_is_the_textbooks() -> None:
+    found = statistics.student_interval([1.0, 2.0, 3.0])
+    assert found.value == 2.0
+    assert found.high == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-5)
+    assert found.low == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-5)
+    alone = statistics.student_interval([5.0])
+    assert (alone.low, alone.high) == (-math.inf, math.inf)
+    with pytest.raises(ValueError, match="at least one"):
+        statistics.student_interval([])
+
+
+def test_sign_flips_enumerate_and_sample() -> None:
+    assert statistics.sign_flip_test([]) == statistics.sign_flip_test([0, 0]) == 1.0
+    assert statistics.sign_flip_test([1, 1, 1]) == 2 / 8
+    assert statistics.sign_flip_test([1, 1, 1, 0, -1]) == pytest.approx(10 / 16)
+    one_sided = statistics.sign_flip_test([1.0] * 8 + [-1.0])
+    assert one_sided == statistics.mcnemar_exact(8, 1)
+    sampled = statistics.sign_flip_test([1.0] * 8 + [-1.0], samples=500, seed=3)
+    assert sampled == pytest.approx(one_sided, abs=0.03)
+    assert statistics.sign_flip_test([1.0] * 40) == pytest.approx(1 / 20_001)
+
+
+def test_holm_adjusts_in_steps() -> None:
+    assert statistics.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert statistics.holm([0.9, 0.9]) == [1.0, 1.0]
+    assert statistics.holm([]) == []

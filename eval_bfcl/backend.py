@@ -29,9 +29,15 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """The machinery failed: nothing is known of what the model would have written."""
+    """The machinery failed: nothing is known of what the model would have written.
+
+    Attributes:
+        error: what happened, in one line.
+        again: asking once more may help (a busy server); not so for a prompt that is refused.
+    """
 
     error: str
+    again: bool = True
 
 
 class Backend(Protocol):

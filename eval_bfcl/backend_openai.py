@@ -24,6 +24,9 @@ from gatewright.errors import UserError
 if TYPE_CHECKING:
     from eval_bfcl.generate import Args
 
+TRY_LATER = (408, 409, 425, 429)
+"""Answers in the 400s that are no verdict on the request: time, conflict and rate limits."""
+
 MAX_BODY_BYTES = 16_000_000
 """Longest answer that is read from a server."""
 
@@ -76,7 +79,8 @@ class OpenAIBackend:
                 raw = response.read(MAX_BODY_BYTES + 1)
         except urllib.error.HTTPError as e:
             said = e.read(2000).decode("utf-8", "replace")
-            return Failure(f"HTTP {e.code}: {' '.join(said.split())[:300]}")
+            refused = 400 <= e.code < 500 and e.code not in TRY_LATER
+            return Failure(f"HTTP {e.code}: {' '.join(said.split())[:300]}", again=not refused)
         except (OSError, http.client.HTTPException) as e:
             return Failure(f"{type(e).__name__}: {e}")
         if len(raw) > MAX_BODY_BYTES:

@@ -132,7 +132,7 @@ class TransformersBackend:
                     yield from self.read([request])
                 except torch.OutOfMemoryError as e:
                     said = f"out of memory at {len(request.prompt_ids)} tokens: {e}"
-                    yield request, Failure(said)
+                    yield request, Failure(said, again=False)
 
     def _write_or_fail(self, batch: list[Waiting]) -> Iterator[tuple[Request, Answer | Failure]]:
         import torch
@@ -143,7 +143,7 @@ class TransformersBackend:
             torch.cuda.empty_cache()
             if len(batch) == 1:
                 said = f"out of memory after {len(batch[0].prompt)} tokens: {e}"
-                yield from ((r, Failure(said)) for r in batch[0].requests)
+                yield from ((r, Failure(said, again=False)) for r in batch[0].requests)
                 return
             middle = len(batch) // 2
             yield from self._write_or_fail(batch[:middle])

@@ -7,6 +7,7 @@ stored as an answer.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -204,18 +205,22 @@ def ask(
 ) -> dict[tuple[str, str], str]:
     """Run all requests, storing answers as they come; return what failed for good.
 
-    Waits between tries grow twofold from `retry_wait_s` to LONGEST_WAIT_S: a server that
-    restarts or limits its callers needs minutes, not more questions.
+    What a server refuses (a prompt that is too long, a wrong key) is not asked again.  Waits
+    between tries grow twofold from `retry_wait_s` to LONGEST_WAIT_S: a server that restarts or
+    limits its callers needs minutes, not more questions.
     """
     failed: dict[tuple[str, str], str] = {}
     left = requests
     with progress(total=len(requests), desc="answers", unit="question") as bar:
         for attempt in range(retries + 1):
-            failed = {}
+            again = []
             for request, answer in backend.run(left):
                 if isinstance(answer, Failure):
                     failed[(request.cell, request.id)] = answer.error
+                    if answer.again:
+                        again.append(request)
                     continue
+                failed.pop((request.cell, request.id), None)
                 row: dict[str, Any] = {
                     "id": request.id,
                     "result": answer.text,
@@ -228,12 +233,12 @@ def ask(
                     row["over_context"] = True
                 results.append(request.cell, [row])
                 bar.update()
-            left = [r for r in left if (r.cell, r.id) in failed]
+            left = again
             if not left:
                 break
             if attempt < retries:
                 wait = min(retry_wait_s * 2.0**attempt, LONGEST_WAIT_S)
-                error = next(iter(failed.values()))
+                error = failed[(left[0].cell, left[0].id)]
                 bar.write(f"{len(left)} requests failed ({error}); again in {wait:g} s")
                 time.sleep(wait)
     return failed
@@ -342,8 +347,17 @@ def main(args: Args) -> None:
     """Ask a model every question of a pools folder."""
     plan = make_plan(args)
     over = check_context(plan, args)
-    results = Results(args.out, plan.run["label"], plan.run["split"])
-    results.begin(plan.run)
+    with contextlib.closing(Results(args.out, plan.run["label"], plan.run["split"])) as results:
+        results.begin(plan.run)
+        fill(results, plan, args, over)
+
+
+def fill(results: Results, plan: Plan, args: Args, over: dict[tuple[str, str], int]) -> None:
+    """Ask what the folder does not hold yet, and finish it.
+
+    Raises:
+        UserError: requests failed for good and --accept-failures is not given.
+    """
     for cell in plan.cells:
         prompts = {r.id: r.prompt for r in plan.requests if r.cell == cell.name and r.prompt}
         if prompts:

@@ -9,13 +9,14 @@ OUT/manifest.json                           last of all
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from eval_bfcl.pools import write_jsonl
 from gatewright import artifact, bfcl
@@ -75,12 +76,14 @@ class Results:
         self.out = out
         self.label = label
         self.split = split
+        self._held: BinaryIO | None = None
 
     def begin(self, run: Mapping[str, Any]) -> None:
         """Make the folder, or continue one that was begun with the same settings.
 
         Raises:
-            UserError: the folder is finished, foreign, or was begun with other settings.
+            UserError: the folder is finished, foreign, was begun with other settings, or another
+                process is filling it.
         """
         text = json.loads(json.dumps(run))
         path = self.out / RUN
@@ -101,6 +104,27 @@ class Results:
         else:
             self.out.mkdir(parents=True, exist_ok=True)
             artifact.write_json(path, run)
+        self._lock(path)
+
+    def _lock(self, path: Path) -> None:
+        """Keep a second process from answering the same questions into the same files.
+
+        The lock ends with the process, however it ends.
+        """
+        self._held = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise UserError(
+                f"--out {self.out}: another process is filling it; wait for its end"
+            ) from e
+        except OSError as e:  # a file system without locks
+            print(f"{path}: cannot be locked ({e}); start no second run with this --out")
+
+    def close(self) -> None:
+        """Let other processes continue the folder."""
+        if self._held is not None:
+            self._held.close()
 
     def file(self, cell: str) -> Path:
         return bfcl.result_file(self.out / cell / "result", self.label, self.split)

@@ -116,6 +116,48 @@ def test_failures_are_retried_and_never_stored(
     assert not (tmp_path / "r/pool_size=4/seed=0/failures.jsonl").exists()
 
 
+class Refusing:
+    """A server that will never take some prompts."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
+        for r in requests:
+            self.asked.append(r.id)
+            late = self.asked.count(r.id) < 2 and r.id == "simple_python_3"
+            if r.id == "simple_python_1":
+                yield r, Failure("HTTP 400: too long", again=False)
+            else:
+                yield r, Failure("HTTP 503") if late else Answer("text", 1, 1, 0.1, "stop")
+
+
+def test_what_is_refused_is_not_asked_again(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = Refusing()
+    monkeypatch.setattr(generate, "make_backend", lambda *a: refusing)
+    flags = {"pool_sizes": "4", "retry_wait_s": 0.0, "accept_failures": True}
+    run(models["llama"], pools_1_4, tmp_path / "r", **flags)
+    assert refusing.asked == [f"simple_python_{n}" for n in (0, 1, 2, 3, 3)]
+    failures = pools.read_jsonl(tmp_path / "r/pool_size=4/seed=0/failures.jsonl")
+    assert failures == [{"id": "simple_python_1", "error": "HTTP 400: too long"}]
+
+
+def test_two_processes_do_not_fill_one_folder(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Nested(Flaky):
+        def run(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer | Failure]]:
+            with pytest.raises(UserError, match="--out .*: another process is filling it"):
+                run(models["llama"], pools_1_4, tmp_path / "r")
+            yield from super().run(requests)
+
+    monkeypatch.setattr(generate, "make_backend", lambda *a: Nested({}))
+    run(models["llama"], pools_1_4, tmp_path / "r")
+    assert len(answers(tmp_path / "r")) == 4
+
+
 def test_failures_can_be_accepted_and_are_named(
     models: dict[str, Path],
     pools_1_4: Path,

@@ -17,11 +17,11 @@ PROG = "python -m synthetic.capacity"
 
 @dataclasses.dataclass
 class GridArgs:
-    """Train linear Mambas over a D x N grid, then layers, heads and a look inside one."""
+    """Train linear Mambas over a D x N grid and look inside; then layers, heads, no convolution."""
 
     out: Path
     """Folder for results.jsonl, summary.json and the figure; an unfinished one is resumed."""
-    parts: str = "cells,layers,heads,inside"
+    parts: str = "cells,ablation,layers,heads"
     """Which parts to run, comma-separated."""
     tasks: str = "ar,mqar"
     """Tasks of the grid, comma-separated."""
@@ -33,12 +33,24 @@ class GridArgs:
     """Embedding dimensions D (the paper: 2..64 in steps of 2)."""
     n: str = "4,8,16,32"
     """State dimensions N (the paper: 2..32)."""
+    pattern_vocab: int = 128
+    """V of the layers and heads (the paper: 512)."""
+    pattern_facts: int = 16
+    """Facts of the layers and heads (the paper: 80 and 16), MQAR."""
+    pattern_d: int = 24
+    """D of the layers and heads (the paper: 64 and 60)."""
+    stacks: str = "1x6,2x3,3x2,1x12,2x6,3x4"
+    """Layers x N of the stacks, comma-separated (the paper: 1..5 layers, N 2..16)."""
+    heads: str = "2,4"
+    """Heads of each pattern, comma-separated (the paper: 1..6)."""
+    heads_n: str = "3,6"
+    """State dimensions N of the heads (the paper: 2..10)."""
     steps: int = 2000
-    """Training steps of a cell (the paper's)."""
+    """Training steps (the paper's; it gives layers and heads 4,000)."""
     seeds: int = 2
     """Seeds per cell, trained together (the paper: 3)."""
-    sequences: int = 2000
-    """Evaluation sequences (the paper: 10,000)."""
+    sequences: int = 10_000
+    """Evaluation sequences (the paper's)."""
     threads: int = 2
     """Threads that torch may use."""
 
@@ -73,6 +85,8 @@ class TrainArgs:
     """With the width-2 convolution (linear only)."""
     curve: str = ""
     """Numbers of facts, comma-separated, at which to measure the trained model as it is."""
+    retrain: bool = False
+    """Also train fresh models, one seed each, at every number of facts of --curve."""
     save: bool = False
     """Keep seed 0's weights in OUT/checkpoint, for tools.plan_recall."""
     threads: int = 2
@@ -99,12 +113,29 @@ class DesignedArgs:
     """Threads that torch may use."""
 
 
+def stacks_of(text: str) -> list[tuple[int, int]]:
+    """Parse `2x4,...` into (layers, N) pairs.
+
+    Raises:
+        UserError: anything else.
+    """
+    pairs = [tuple(item.strip().split("x")) for item in text.split(",") if item.strip()]
+    if not pairs or not all(len(p) == 2 and all(x.isdigit() and int(x) for x in p) for p in pairs):
+        raise UserError(f"--stacks {text}: give layers x N, for example 1x12,2x6")
+    return [(int(layers), int(n)) for layers, n in pairs]
+
+
 def grid(args: GridArgs) -> None:
     """Predicted against trained accuracy over the D x N grid, layers, heads, operators."""
-    parts = words("--parts", args.parts, ("cells", "layers", "heads", "inside"))
-    names = words("--tasks", args.tasks, ("ar", "mqar"))
+    parts = words("--parts", args.parts, ("cells", "ablation", "layers", "heads"))
+    names: Any = words("--tasks", args.tasks, ("ar", "mqar"))
     ds, ns = integers("--d", args.d), integers("--n", args.n)
-    positive(args, "steps", "seeds", "sequences", "threads", "facts")
+    heads_n, stacks = integers("--heads-n", args.heads_n), stacks_of(args.stacks)
+    heads = integers("--heads", args.heads, least=2)
+    positive(args, "steps", "seeds", "sequences", "threads", "facts", "pattern_facts", "pattern_d")
+    for count in heads:
+        if 2 * args.pattern_d % count:
+            raise UserError(f"--heads {count}: must divide twice --pattern-d {args.pattern_d}")
 
     import torch
 
@@ -113,35 +144,36 @@ def grid(args: GridArgs) -> None:
     torch.set_num_threads(args.threads)
     try:
         tasks.make("mqar", args.vocab, args.facts)
+        tasks.make("mqar", args.pattern_vocab, args.pattern_facts)
     except ValueError as e:
         raise UserError(str(e)) from e
     m = runs.Measure(args.steps, args.seeds, args.sequences)
+    pattern = (args.pattern_vocab, args.pattern_facts, args.pattern_d)
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     with Sweep(args.out, "capacity grid", config) as sweep:
         if "cells" in parts:
             runs.run_cells(sweep, names, args.vocab, args.facts, ds, ns, m)
-        if "inside" in parts:
-            runs.run_inside(sweep, args.vocab, args.facts, ds[len(ds) // 2], max(ns) // 2 or 1, m)
+        if "ablation" in parts:
+            d, n = ds[len(ds) // 2], ns[len(ns) // 2]
+            runs.run_ablation(sweep, names, args.vocab, args.facts, d, n, m)
         if "layers" in parts:
-            # The paper's D 64, 80 facts, V 512 and 320 tokens, each scaled down to a CPU.
-            runs.run_layers(sweep, 128, 20, 32, (2, 4, 8), (1, 2, 4), m)
+            runs.run_stacks(sweep, *pattern, stacks, m)
         if "heads" in parts:
-            runs.run_heads(sweep, 128, 16, 24, (3, 6), (1, 2, 4), m)
+            runs.run_heads(sweep, *pattern, heads_n, heads, m)
         summary, verdicts = report.summarise_grid(sweep.rows, "cell", "linear")
+        lines = report.form_lines(summary)
         for name, part in (
+            ("inside", report.summarise_inside),
+            ("ablation", report.summarise_ablation),
             ("layers", report.summarise_layers),
             ("heads", report.summarise_heads),
-            ("inside", report.summarise_inside),
         ):
             summary[name], more = part(sweep.rows)
             verdicts += more
-        if "cells" in parts:
-            figure.draw_grid(args.out, summary, "grid", "trained linear")
-            cells = [c for v in summary.values() if "forms" in v for c in v["cells"]]
-            summary["accuracy"] = [c["accuracy"] for c in cells]
-            summary["law"] = [c["law"] for c in cells]
+        figure.draw_grid(args.out, summary, "grid", "trained linear")
         summary["seconds"] = sweep.seconds()
         sweep.finish({**summary, "verdicts": verdicts})
+    print("\n".join(lines))
     print_verdicts(verdicts)
 
 
@@ -151,6 +183,8 @@ def train(args: TrainArgs) -> None:
     curve = integers("--curve", args.curve) if args.curve else []
     if args.model == "full" and (curve or args.save or not args.conv):
         raise UserError("--curve, --save and --no-conv are for --model linear")
+    if args.retrain and not curve:
+        raise UserError("--retrain trains at the numbers of facts of --curve: give some")
 
     import numpy as np
     import torch
@@ -166,6 +200,7 @@ def train(args: TrainArgs) -> None:
         raise UserError(str(e)) from e
     seeds = list(range(args.seeds))
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
+    state = recall_law.State(args.d, args.n, 1, args.vocab, args.model, args.task)
     with Sweep(args.out, "capacity train", config) as sweep:
         settings = {
             "task": args.task,
@@ -177,51 +212,57 @@ def train(args: TrainArgs) -> None:
             "model": args.model,
             "conv": args.conv,
         }
-        a = recall_law.PAIRS_PER_FACT[args.model, args.task]
-        b = recall_law.mean_of_max(args.vocab)
         summary: dict[str, Any] = {}
         if args.model == "full":
             size = full_mamba.Size(args.vocab, args.d, args.n)
             p = full_mamba.train(size, seeds, task, args.steps, "full Mamba")
             found = full_mamba.accuracy(p, size, task, args.sequences)
         else:
-            sizes = [linear_mamba.Size(args.vocab, args.d, args.n, args.conv)] * args.seeds
-            p = linear_mamba.train(sizes, seeds, task, args.steps, "linear Mamba")
+            one = linear_mamba.Size(args.vocab, args.d, args.n, args.conv)
+            p = linear_mamba.train([one] * args.seeds, seeds, task, args.steps, "linear Mamba")
             found = linear_mamba.accuracy(p, task, args.sequences)
             if args.conv:
                 summary["inside"] = runs.look_inside(p, 0, task, args.sequences)
-            summary["curve"] = [
-                {
-                    "facts": t.facts,
-                    "accuracy": float(
-                        np.mean(linear_mamba.accuracy(p, t, args.sequences // 4 or 1))
-                    ),
-                    "law": recall_law.recall(args.d, args.n, t.facts, a, b),
-                }
-                for t in longer
-            ]
             if args.save:
                 runs.save_checkpoint(p, 0, task, settings, args.out / "checkpoint")
+            summary["curve"] = runs.curve(p, one, longer, args.steps, args.sequences, args.retrain)
+            for point in summary["curve"]:
+                point["law"] = state.recall(point["facts"], args.task)
         sweep.add_all(
             {"part": "cell", **settings, "steps": args.steps, "seed": i, "accuracy": x}
             for i, x in enumerate(found)
         )
+        points = summary.get("curve", [])
         summary |= {
             "accuracy": float(np.mean(found)),
             "accuracy_seeds": found,
-            "law": recall_law.recall(args.d, args.n, args.facts, a, b),
+            "law": state.recall(args.facts, args.task),
             "law_forms": report.predictions(settings, args.model),
-            "measured_facts_at_half": report.facts_at_half(summary.get("curve", [])),
-            "predicted_facts_at_half": recall_law.facts_at(0.5, args.d, args.n, a, b),
+            "measured_facts_at_half": report.facts_at_half(points, "accuracy"),
+            "retrained_facts_at_half": report.facts_at_half(points, "retrained"),
+            "predicted_facts_at_half": state.facts_at(0.5, args.task),
             "seconds": sweep.seconds(),
         }
-        if summary.get("curve"):
+        if points:
             figure.draw_curve(args.out, summary)
         sweep.finish(summary)
     print(
         f"recall {summary['accuracy']:.3f} (seeds {', '.join(f'{x:.3f}' for x in found)}); "
         f"the law predicts {summary['law']:.3f}"
     )
+    if points:
+        print(
+            "recall falls to one half at "
+            + ", ".join(
+                f"{name} {'n/a' if summary[k] is None else format(summary[k], '.1f')}"
+                for name, k in (
+                    ("predicted", "predicted_facts_at_half"),
+                    ("as trained", "measured_facts_at_half"),
+                    ("trained at each load", "retrained_facts_at_half"),
+                )
+            )
+            + " facts"
+        )
 
 
 def designed(args: DesignedArgs) -> None:
@@ -253,9 +294,7 @@ def designed(args: DesignedArgs) -> None:
         summary, verdicts = report.summarise_grid(sweep.rows, "designed", "designed")
         worst = max(v["forms"]["remark_4_3/mean_of_max"]["max_abs_error"] for v in summary.values())
         small = tasks.make("mqar", 64, 8)  # the circuit has D = N = V: any V shows it
-        perfect = linear_mamba.accuracy(
-            circuits.non_compressive(small.vocab), small, 200, chunk=50
-        )[0]
+        perfect = linear_mamba.accuracy(circuits.non_compressive(small.vocab), small, 200)[0]
         verdicts.append(
             verdict(
                 "every cell of the designed circuits is within .17 of the law",

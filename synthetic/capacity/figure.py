@@ -14,43 +14,60 @@ from synthetic import plots
 
 
 def draw_grid(out: Path, summary: Mapping[str, Any], name: str, kind: str) -> None:
-    """Draw `name`: accuracy against the law, and accuracy against 1/sigma (the collapse)."""
+    """Draw what a summary holds: accuracy against the law and its collapse, layers, heads."""
     groups = [(k, v) for k, v in summary.items() if isinstance(v, Mapping) and "forms" in v]
     extras = [k for k in ("layers", "heads") if summary.get(k)]
+    count = (2 if groups else 0) + len(extras)
+    if not count:
+        return
     with plots.style() as plt:
-        figure, axes = plt.subplots(1, 2 + len(extras), figsize=(4.3 * (2 + len(extras)), 3.8))
-        for i, (label, group) in enumerate(groups):
-            cells = group["cells"]
-            colour = plots.COLOURS[i % len(plots.COLOURS)]
-            axes[0].plot(
-                [c["law"] for c in cells],
-                [c["accuracy"] for c in cells],
-                "o",
-                color=colour,
-                alpha=0.7,
-                label=f"{label}: rms {group['forms']['remark_4_3/mean_of_max']['rms']:.3f}",
-            )
-            x = [
-                1 / math.sqrt(recall_law.noise_variance(c["d"], c["n"], c["facts"], group["a"]))
-                for c in cells
-            ]
-            axes[1].plot(
-                x, [c["accuracy"] for c in cells], "o", color=colour, alpha=0.7, label=label
-            )
-        axes[0].plot([0, 1], [0, 1], "--", color=plots.GREY, lw=1)
-        axes[0].set(
-            xlabel="predicted recall (remark 4.3, $b = m_V$)",
-            ylabel="measured recall",
-            title=f"Prediction, {kind} models",
-        )
-        _curves(axes[1], groups)
-        axes[1].set(xlabel=r"$1/\sigma$", ylabel="recall", title="Collapse onto one curve")
-        for axis in axes[:2]:
-            axis.legend()
-        for axis, extra in zip(axes[2:], extras, strict=True):
+        figure, axes = plt.subplots(1, count, figsize=(4.3 * count, 3.8), squeeze=False)
+        left = list(axes[0])
+        if groups:
+            _prediction(left.pop(0), groups, kind)
+            _collapse(left.pop(0), groups)
+        for axis, extra in zip(left, extras, strict=True):
             (_layers if extra == "layers" else _heads)(axis, summary[extra])
         figure.tight_layout()
         plots.save(figure, out, name)
+
+
+def _prediction(axis: Any, groups: Sequence[tuple[str, Mapping[str, Any]]], kind: str) -> None:
+    for i, (label, group) in enumerate(groups):
+        axis.plot(
+            [c["law"] for c in group["cells"]],
+            [c["accuracy"] for c in group["cells"]],
+            "o",
+            color=plots.COLOURS[i % len(plots.COLOURS)],
+            alpha=0.7,
+            label=f"{label}: rms {group['forms']['remark_4_3/mean_of_max']['rms']:.3f}",
+        )
+    axis.plot([0, 1], [0, 1], "--", color=plots.GREY, lw=1)
+    axis.set(
+        xlabel="predicted recall (remark 4.3, $b = m_V$)",
+        ylabel="measured recall",
+        title=f"Prediction, {kind} models",
+    )
+    axis.legend()
+
+
+def _collapse(axis: Any, groups: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    for i, (label, group) in enumerate(groups):
+        x = [
+            1 / math.sqrt(recall_law.noise_variance(c["d"], c["n"], c["facts"], group["a"]))
+            for c in group["cells"]
+        ]
+        axis.plot(
+            x,
+            [c["accuracy"] for c in group["cells"]],
+            "o",
+            color=plots.COLOURS[i % len(plots.COLOURS)],
+            alpha=0.7,
+            label=label,
+        )
+    _curves(axis, groups)
+    axis.set(xlabel=r"$1/\sigma$", ylabel="recall", title="Collapse onto one curve")
+    axis.legend()
 
 
 def _curves(axis: Any, groups: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
@@ -109,7 +126,9 @@ def draw_curve(out: Path, summary: Mapping[str, Any]) -> None:
     with plots.style() as plt:
         figure, axis = plt.subplots(figsize=(4.8, 3.6))
         facts = [c["facts"] for c in curve]
-        axis.plot(facts, [c["accuracy"] for c in curve], "o-", label="measured")
+        axis.plot(facts, [c["accuracy"] for c in curve], "o-", label="measured as trained")
+        if "retrained" in curve[0]:
+            axis.plot(facts, [c["retrained"] for c in curve], "s-", label="trained at each load")
         axis.plot(
             facts, [c["law"] for c in curve], "--", color=plots.GREY, label="law (prediction)"
         )

@@ -12,6 +12,7 @@ L <= 64) it is as fast on a CPU as an associative scan and half the memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 from torch.nn.functional import pad, silu, softplus
 
 from synthetic import ensemble
-from synthetic.capacity.linear_mamba import BATCH_SEQUENCES, EXPAND, LABEL_SMOOTHING, cross_entropy
-from synthetic.capacity.tasks import Batch, Stream, Task, sample, stack
+from synthetic.capacity import training
+from synthetic.capacity.linear_mamba import EXPAND
+from synthetic.capacity.tasks import Batch, Task
 from synthetic.ensemble import Parameters
 
 CONV_WIDTH = 4
@@ -85,8 +87,8 @@ def selective_scan(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Te
     return torch.stack(out, dim=2)
 
 
-def logits(p: Parameters, size: Size, batch: Batch) -> Tensor:
-    """Return the queries' logits (E, B, Q, V)."""
+def readout(size: Size, p: Parameters, batch: Batch) -> Tensor:
+    """Return the normalised stream at the queries (E, B, Q, D)."""
     e = ensemble.embedding(p["embedding"], batch.tokens)
     x, z = ensemble.linear(_rms_norm(e, p["norm"]), p["in_proj"]).chunk(2, dim=-1)
     length = x.shape[2]
@@ -100,32 +102,15 @@ def logits(p: Parameters, size: Size, batch: Batch) -> Tensor:
     y = selective_scan(x, dt, -p["A_log"].exp(), b, c) + p["skip"][:, None, None] * x
     out = e + ensemble.linear(y * silu(z), p["out_proj"])
     out = out.gather(2, batch.positions[..., None].expand(-1, -1, -1, size.d))
-    return ensemble.linear(_rms_norm(out, p["norm_out"]), p["embedding"])
+    return _rms_norm(out, p["norm_out"])
 
 
 def train(size: Size, seeds: list[int], task: Task, steps: int, desc: str) -> Parameters:
     """Train one member per seed (the paper: 20,000 steps) and return their parameters."""
-    p = initial(size, seeds)
-    streams = [Stream(task, BATCH_SEQUENCES, g) for g in ensemble.generators(seeds, stream=1)]
-
-    def losses(_: int) -> Tensor:
-        batch = stack([s.next() for s in streams])
-        return cross_entropy(logits(p, size, batch), batch.answers, LABEL_SMOOTHING)
-
-    warm = ensemble.Schedule(steps, warmup_steps=steps // 20, flat_steps=steps // 5)
-    ensemble.train(p, losses, OPTIMIZER, warm, desc=desc)
-    return p
+    read = functools.partial(readout, size)
+    return training.train(initial(size, seeds), read, seeds, task, steps, OPTIMIZER, desc)
 
 
-@torch.no_grad()
 def accuracy(p: Parameters, size: Size, task: Task, sequences: int) -> list[float]:
     """Return each member's accuracy over the same fresh sequences."""
-    members = len(p["embedding"])
-    g = ensemble.generators([0], stream=2)[0]
-    right, total = torch.zeros(members), 0
-    for _ in range(math.ceil(sequences / 100)):
-        batch = stack([sample(task, 100, g)] * members)
-        hits = logits(p, size, batch).argmax(-1) == batch.answers
-        right += hits.flatten(1).sum(1)
-        total += hits[0].numel()
-    return (right / total).tolist()
+    return training.accuracy(p, functools.partial(readout, size), task, sequences)

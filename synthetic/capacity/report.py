@@ -14,6 +14,8 @@ from gatewright import recall_law
 from gatewright.statistics import permutation_test, r_squared
 from synthetic.sweep import Row, verdict
 
+MAIN = "remark_4_3/mean_of_max"
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
@@ -60,7 +62,7 @@ def predictions(cell: Row, kind: str) -> dict[str, float]:
     return out
 
 
-def fit_law(cells: Sequence[Cell]) -> dict[str, float]:
+def fit_law(cells: Sequence[Cell]) -> dict[str, float | None]:
     """Fit a and b of `Phi(1/sqrt(a F/(N D) + 1/D) - b)` to accuracies, by least squares."""
     from scipy.optimize import least_squares
     from scipy.special import ndtr
@@ -76,74 +78,76 @@ def fit_law(cells: Sequence[Cell]) -> dict[str, float]:
     return {
         "a": float(abs(best.x[0])),
         "b": float(best.x[1]),
-        "rms": float(np.sqrt((best.fun**2).mean())),
+        **compare(seen.tolist(), (seen + best.fun).tolist()),
     }
+
+
+FORMS = {
+    "remark_4_3/mean_of_max": "remark 4.3, b = m_V",
+    "remark_4_3/sqrt_2_log_v": "remark 4.3, b = sqrt(2 ln V)",
+    "theorem_4_2/mean_of_max": "theorem 4.2 as printed, b = m_V",
+    "theorem_4_2/sqrt_2_log_v": "theorem 4.2 as printed, b = sqrt(2 ln V)",
+}
 
 
 def summarise_grid(rows: list[Row], part: str, kind: str) -> tuple[Row, list[Row]]:
     """Compare every cell with every form of the law, per task; fit a and b."""
     out: Row = {}
-    verdicts = []
-    fields = ("task", "vocab", "facts", "d", "n")
-    every = cells_of([r for r in rows if r["part"] == part], *fields)
-    regimes = dict.fromkeys(
-        (c.settings["task"], c.settings["vocab"], c.settings["facts"]) for c in every
-    )
-    for task, vocab, facts in regimes:
-        cells = [
-            c
-            for c in every
-            if (c.settings["task"], c.settings["vocab"], c.settings["facts"])
-            == (task, vocab, facts)
-        ]
+    every = cells_of([r for r in rows if r["part"] == part], "task", "vocab", "facts", "d", "n")
+    regimes: dict[tuple[str, int, int], list[Cell]] = {}
+    for c in every:
+        key = (c.settings["task"], c.settings["vocab"], c.settings["facts"])
+        regimes.setdefault(key, []).append(c)
+    for (task, vocab, facts), cells in regimes.items():
         measured = [c.accuracy for c in cells]
         laws = [predictions(c.settings, kind) for c in cells]
-        forms = {name: compare(measured, [law[name] for law in laws]) for name in laws[0]}
-        main = forms["remark_4_3/mean_of_max"]
-        fitted = fit_law(cells) if len(cells) >= 4 else None
         out[f"{task}_{vocab}_{facts}"] = {
             "cells": [
-                {
-                    **c.settings,
-                    "accuracy": c.accuracy,
-                    "law": law["remark_4_3/mean_of_max"],
-                    "seeds": c.seeds,
-                }
+                {**c.settings, "accuracy": c.accuracy, "law": law[MAIN], "seeds": c.seeds}
                 for c, law in zip(cells, laws, strict=True)
             ],
-            "forms": forms,
-            "fit": fitted,
+            "forms": {name: compare(measured, [law[name] for law in laws]) for name in FORMS},
+            "fit": fit_law(cells) if len(cells) >= 4 else None,
             "a": recall_law.PAIRS_PER_FACT[kind, task],
             "mean_of_max": recall_law.mean_of_max(vocab),
             "sqrt_2_log_v": recall_law.sqrt_2_log_v(vocab),
         }
-        limit = 0.08 if kind == "designed" else 0.1
-        fit_text = (
-            ""
-            if fitted is None
-            else (f"; fitted a {fitted['a']:.2f}, b {fitted['b']:.2f} (rms {fitted['rms']:.3f})")
+    limit = 0.08 if kind == "designed" else 0.1
+    return out, [
+        verdict(
+            f"{name}: remark 4.3 with b = m_V predicts recall",
+            group["forms"][MAIN]["rms"] < limit,
+            group["forms"][MAIN]["rms"],
+            f"rms over {len(group['cells'])} cells, largest "
+            f"{group['forms'][MAIN]['max_abs_error']:.3f}",
         )
-        verdicts.append(
-            verdict(
-                f"{task}, V={vocab}, {facts} facts: remark 4.3 with b = m_V predicts recall",
-                main["rms"] is not None and main["rms"] < limit,
-                main["rms"],
-                f"rms over {len(cells)} cells, largest {main['max_abs_error']:.3f}; with "
-                f"b = sqrt(2 ln V) rms {forms['remark_4_3/sqrt_2_log_v']['rms']:.3f}; theorem 4.2 "
-                f"as printed {forms['theorem_4_2/mean_of_max']['rms']:.3f}{fit_text}",
+        for name, group in out.items()
+    ]
+
+
+def form_lines(summary: Row) -> list[str]:
+    """Return a line per task and form of the law: correlation, RMS and largest difference."""
+    lines = [f"{'task_V_facts':14} {'law':42} {'correlation':>11} {'rms':>6} {'largest':>8}"]
+    for name, group in summary.items():
+        if not isinstance(group, dict) or "forms" not in group:
+            continue
+        shown = {**{FORMS[f]: v for f, v in group["forms"].items()}}
+        if fit := group["fit"]:
+            shown[f"remark 4.3, fitted a = {fit['a']:.2f}, b = {fit['b']:.2f}"] = fit
+        for form, v in shown.items():
+            correlation = "n/a" if v["correlation"] is None else f"{v['correlation']:.3f}"
+            lines.append(
+                f"{name:14} {form:42} {correlation:>11} {v['rms']:6.3f} {v['max_abs_error']:8.3f}"
             )
-        )
-    return out, verdicts
+    return lines
 
 
-def facts_at_half(curve: Sequence[Row]) -> float | None:
-    """Return where a measured curve falls through one half, linear in log facts, or None."""
-    for before, after in itertools.pairwise(sorted(curve, key=lambda c: float(c["facts"]))):
-        high, low = before["accuracy"], after["accuracy"]
+def facts_at_half(curve: Sequence[Row], name: str) -> float | None:
+    """Return where a curve falls through one half, linear in log facts; None if nowhere."""
+    points = sorted((float(c["facts"]), float(c[name])) for c in curve if name in c)
+    for (facts, high), (more, low) in itertools.pairwise(points):
         if high >= 0.5 > low:
-            share = (high - 0.5) / (high - low)
-            ratio = after["facts"] / before["facts"]
-            return float(before["facts"] * ratio**share)
+            return float(facts * (more / facts) ** ((high - 0.5) / (high - low)))
     return None
 
 
@@ -225,60 +229,102 @@ def summarise_heads(rows: list[Row]) -> tuple[Row, list[Row]]:
     }, verdicts
 
 
+INSIDE = (
+    ("G_vv_contrast", ("operators", "G_vv", "contrast")),
+    ("G_kq_contrast", ("operators", "G_kq", "contrast")),
+    ("G_vv_retrieved", ("operators", "G_vv", "retrieved")),
+    ("G_kq_retrieved", ("operators", "G_kq", "retrieved")),
+    ("G_vv_diagonal_spread", ("operators", "G_vv", "diagonal_spread")),
+    ("G_kq_diagonal_spread", ("operators", "G_kq", "diagonal_spread")),
+    ("G_vv_shift", ("operators", "shift", "G_vv")),
+    ("G_kq_shift", ("operators", "shift", "G_kq")),
+    ("explained", ("state", "explained")),
+    ("inverted", ("state", "inverted")),
+    ("tap_removed", ("accuracy_tap_removed",)),
+)
+
+
+def _at(row: Row, path: Sequence[str]) -> float:
+    node: Any = row
+    for key in path:
+        node = node[key]
+    return float(node)
+
+
 def summarise_inside(rows: list[Row]) -> tuple[Row, list[Row]]:
-    """Average what was seen inside; chance is one of the context's values at random."""
-    part = [r for r in rows if r["part"] == "inside"]
+    """Average over the seeds of a cell what was seen inside its models."""
+    part = [r for r in rows if r["part"] == "cell"]
     if not part:
         return {}, []
-
-    def mean(*path: str) -> float:
-        values = []
-        for r in part:
-            node: Any = r
-            for key in path:
-                node = node[key]
-            values.append(float(node))
-        return float(np.mean(values))
-
-    chance = 1 / part[0]["facts"]
-    out = {
-        "d": part[0]["d"],
-        "n": part[0]["n"],
-        "accuracy": mean("accuracy"),
-        "accuracy_without_conv": mean("accuracy_without_conv"),
-        "accuracy_tap_removed": mean("accuracy_tap_removed"),
-        "guess_among_context_values": chance,
-        "explained": mean("state", "explained"),
-        "inverted": mean("state", "inverted"),
+    cells = []
+    for c in cells_of(part, "task", "vocab", "facts", "d", "n"):
+        own = [r for r in part if c.settings.items() <= r.items()]
+        seen = {k: float(np.mean([_at(r["inside"], path) for r in own])) for k, path in INSIDE}
+        cells.append({**c.settings, "accuracy": c.accuracy, **seen})
+    # Embeddings in D (keys: N) dimensions cannot be more orthogonal than random ones, which
+    # have a contrast of sqrt(D) (sqrt(N)): 1 is as close to the identity as there is room for.
+    ratios = {
+        op: [c[f"{op}_contrast"] / c[size] ** 0.5 for c in cells]
+        for op, size in (("G_vv", "d"), ("G_kq", "n"))
     }
-    for op in ("G_vv", "G_kq"):
-        out[op] = {
-            k: mean("operators", op, k) for k in ("retrieved", "contrast", "diagonal_spread")
-        }
-        out[op]["shift"] = mean("operators", "shift", op)
-    return out, [
+    lowest = min(min(c["G_vv_shift"], c["G_kq_shift"]) for c in cells)
+    able = [c for c in cells if c["accuracy"] > 0.5] or cells
+    explained = float(np.mean([c["explained"] for c in able]))
+    return {"cells": cells, "contrast_over_random": ratios}, [
         verdict(
-            "the convolution carries recall: without it, no better than guessing",
-            out["accuracy_without_conv"] < 1.5 * chance,
-            out["accuracy_without_conv"],
-            f"with it {out['accuracy']:.3f}; a guess among the context's values {chance:.3f}; "
-            f"tap removed after training {out['accuracy_tap_removed']:.3f}",
+            "G_vv and G_kq are as close to identities as D and N dimensions allow",
+            all(0.75 < r < 1.5 for v in ratios.values() for r in v),
+            min(min(v) for v in ratios.values()),
+            f"smallest contrast (mean diagonal over rms of the rest) against random embeddings'; "
+            f"mean {np.mean(ratios['G_vv']):.2f} sqrt(D) and {np.mean(ratios['G_kq']):.2f} sqrt(N) "
+            f"over {len(cells)} cells",
         ),
         verdict(
-            "G_vv and G_kq are close to identities on the shifted blocks",
-            min(out["G_vv"]["retrieved"], out["G_kq"]["retrieved"]) > 0.9,
-            min(out["G_vv"]["retrieved"], out["G_kq"]["retrieved"]),
-            f"share of tokens whose own entry is the largest; contrast "
-            f"{out['G_vv']['contrast']:.1f} and {out['G_kq']['contrast']:.1f} (sqrt D "
-            f"{out['d'] ** 0.5:.1f}, sqrt N {out['n'] ** 0.5:.1f}: random embeddings); diagonal "
-            f"weight in the predicted block {out['G_vv']['shift']:.3f} and "
-            f"{out['G_kq']['shift']:.3f}",
+            "the convolution shifts: values are current, keys are previous tokens",
+            lowest > 0.95,
+            lowest,
+            "smallest share of an operator's diagonal weight in the block that the shift predicts",
         ),
         verdict(
             "the state is the facts' hash table",
-            out["explained"] > 0.5,
-            out["explained"],
-            f"squared cosine with the ideal table; inversion finds "
-            f"{out['inverted']:.3f} of the facts",
+            explained > 0.5,
+            explained,
+            f"mean squared cosine with the ideal table over the {len(able)} cells that recall more "
+            f"than half; inversion finds {np.mean([c['inverted'] for c in able]):.3f} of their "
+            f"facts, the model recalls {np.mean([c['accuracy'] for c in able]):.3f}",
         ),
     ]
+
+
+def summarise_ablation(rows: list[Row]) -> tuple[Row, list[Row]]:
+    """Set the models trained without the convolution beside guessing and their intact twins.
+
+    Without it the state knows which values were in the context but not whose they are: a guess
+    among them is right once in `facts`.
+    """
+    out: Row = {}
+    verdicts = []
+    part = [r for r in rows if r["part"] == "ablation"]
+    for c in cells_of(part, "task", "vocab", "facts", "d", "n"):
+        whole = [r for r in rows if r["part"] == "cell" and c.settings.items() <= r.items()]
+        chance = 1 / c.settings["facts"]
+        row = {
+            **c.settings,
+            "accuracy": c.accuracy,
+            "seeds": c.seeds,
+            "guess_among_context_values": chance,
+        }
+        detail = f"a guess among the context's values {chance:.3f}"
+        if whole:
+            row["with_convolution"] = float(np.mean([r["accuracy"] for r in whole]))
+            removed = [_at(r["inside"], ("accuracy_tap_removed",)) for r in whole]
+            row["tap_removed"] = float(np.mean(removed))
+            detail += (
+                f"; with it {row['with_convolution']:.3f}, its previous-token tap removed after "
+                f"training {row['tap_removed']:.3f}"
+            )
+        name = c.settings["task"]
+        out[name] = row
+        claim = f"{name}: trained without the convolution, no better than guessing"
+        verdicts.append(verdict(claim, c.accuracy < 1.2 * chance, c.accuracy, detail))
+    return out, verdicts

@@ -15,6 +15,8 @@ from synthetic.capacity import designed, linear_mamba, operators, tasks, variant
 from synthetic.ensemble import Parameters
 from synthetic.sweep import Row, Sweep
 
+NAMES: tuple[tasks.Name, ...] = ("ar", "mqar")
+
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
@@ -24,6 +26,10 @@ class Measure:
     seeds: int
     sequences: int
 
+    @property
+    def members(self) -> list[int]:
+        return list(range(self.seeds))
+
 
 def _rows(part: str, settings: dict[str, Any], m: Measure, accuracy: list[float]) -> list[Row]:
     return [
@@ -32,65 +38,99 @@ def _rows(part: str, settings: dict[str, Any], m: Measure, accuracy: list[float]
     ]
 
 
+def look_inside(p: Parameters, member: int, task: tasks.Task, sequences: int) -> Row:
+    """Return operators, inversion and the accuracy without the previous token's tap."""
+    bare = {k: v[member : member + 1] for k, v in operators.without_shift(p).items()}
+    return {
+        "operators": operators.measure(p, member),
+        "state": operators.invert_state(p, member, task, sequences=min(sequences, 500), seed=1),
+        "accuracy_tap_removed": linear_mamba.accuracy(bare, task, min(sequences, 500))[0],
+    }
+
+
 def run_cells(
     sweep: Sweep,
-    names: Sequence[str],
+    names: Sequence[tasks.Name],
     vocab: int,
     facts: int,
     ds: Sequence[int],
     ns: Sequence[int],
     m: Measure,
 ) -> None:
-    """Train linear models over the D x N grid, the seeds of a cell together."""
+    """Train linear models over the D x N grid, the seeds of a cell together; look inside each."""
     cells = [(t, d, n) for t in names for d in ds for n in ns]
     for name, d, n in progress(cells, desc="capacity grid", unit="cell"):
-        task = tasks.make(name, vocab, facts)  # type: ignore[arg-type]
-        settings = {
-            "task": name,
-            "vocab": vocab,
-            "facts": facts,
-            "length": task.length,
-            "d": d,
-            "n": n,
-            "model": "linear",
-            "conv": True,
-        }
+        task = tasks.make(name, vocab, facts)
+        settings = {"task": name, "vocab": vocab, "facts": facts, "d": d, "n": n}
         if sweep.has(part="cell", **settings):
             continue
-        size = linear_mamba.Size(vocab, d, n)
-        p = linear_mamba.train(
-            [size] * m.seeds, list(range(m.seeds)), task, m.steps, f"{name} D={d} N={n}"
-        )
-        sweep.add_all(_rows("cell", settings, m, linear_mamba.accuracy(p, task, m.sequences)))
+        sizes = [linear_mamba.Size(vocab, d, n)] * m.seeds
+        p = linear_mamba.train(sizes, m.members, task, m.steps, f"{name} D={d} N={n}")
+        rows = _rows("cell", settings, m, linear_mamba.accuracy(p, task, m.sequences))
+        for row, seed in zip(rows, m.members, strict=True):
+            row["inside"] = look_inside(p, seed, task, m.sequences)
+        sweep.add_all(rows)
 
 
-def run_layers(
+def curve(
+    p: Parameters,
+    size: linear_mamba.Size,
+    loads: Sequence[tasks.Task],
+    steps: int,
+    sequences: int,
+    retrain: bool,
+) -> list[Row]:
+    """Measure recall at other numbers of facts: of models as they are, and of fresh ones.
+
+    The law describes a model that was trained at the load; one trained at another has
+    embeddings that were never asked to be as orthogonal.
+    """
+    points = []
+    for task in loads:
+        # The same number of queries at every load.
+        count = max(1, sequences // (4 * task.queries if task.name == "mqar" else 1))
+        found = linear_mamba.accuracy(p, task, count)
+        point: Row = {"facts": task.facts, "accuracy": sum(found) / len(found)}
+        if retrain:
+            fresh = linear_mamba.train([size], [0], task, steps, f"{task.facts} facts")
+            point["retrained"] = linear_mamba.accuracy(fresh, task, count)[0]
+        points.append(point)
+    return points
+
+
+def run_ablation(
+    sweep: Sweep,
+    names: Sequence[tasks.Name],
+    vocab: int,
+    facts: int,
+    d: int,
+    n: int,
+    m: Measure,
+) -> None:
+    """Train one cell from scratch without the convolution."""
+    for name in names:
+        task = tasks.make(name, vocab, facts)
+        settings = {"task": name, "vocab": vocab, "facts": facts, "d": d, "n": n}
+        if sweep.has(part="ablation", **settings):
+            continue
+        sizes = [linear_mamba.Size(vocab, d, n, conv=False)] * m.seeds
+        p = linear_mamba.train(sizes, m.members, task, m.steps, f"{name} without convolution")
+        found = linear_mamba.accuracy(p, task, m.sequences)
+        sweep.add_all(_rows("ablation", settings, m, found))
+
+
+def run_stacks(
     sweep: Sweep,
     vocab: int,
     facts: int,
     d: int,
-    ns: Sequence[int],
-    depths: Sequence[int],
+    stacks: Sequence[tuple[int, int]],
     m: Measure,
 ) -> None:
-    """Train residual stacks: does accuracy depend on layers x N only?"""
-    task = tasks.make("mqar", vocab, facts)
-    for layers in depths:
-        for n in ns:
-            settings = {
-                "task": "mqar",
-                "vocab": vocab,
-                "facts": facts,
-                "d": d,
-                "n": n,
-                "layers": layers,
-            }
-            if sweep.has(part="layers", **settings):
-                continue
-            size = variants.Size(vocab, d, n, layers=layers)
-            p = variants.train(size, list(range(m.seeds)), task, m.steps, f"{layers} layers N={n}")
-            found = variants.accuracy(p, size, task, m.sequences)
-            sweep.add_all(_rows("layers", settings, m, found))
+    """Train residual stacks of (layers, N): does accuracy depend on layers x N only?"""
+    for layers, n in progress(stacks, desc="layers", unit="stack"):
+        size = variants.Size(vocab, d, n, layers=layers)
+        _run_variant(sweep, "layers", size, facts, {"layers": layers}, m)
 
 
 def run_heads(
@@ -103,58 +143,25 @@ def run_heads(
     m: Measure,
 ) -> None:
     """Train the four ways to share keys, values and queries between heads."""
-    task = tasks.make("mqar", vocab, facts)
     cases: list[tuple[variants.Pattern, int]] = [("single", 1)]
-    cases += [(p, h) for p in ("mha", "mva", "mqa", "mka") for h in heads if h > 1]
-    for pattern, count in cases:
-        for n in ns:
-            settings = {
-                "task": "mqar",
-                "vocab": vocab,
-                "facts": facts,
-                "d": d,
-                "n": n,
-                "pattern": pattern,
-                "heads": count,
-            }
-            if sweep.has(part="heads", **settings):
-                continue
-            size = variants.Size(vocab, d, n, pattern=pattern, heads=count)
-            p = variants.train(
-                size, list(range(m.seeds)), task, m.steps, f"{pattern} x{count} N={n}"
-            )
-            found = variants.accuracy(p, size, task, m.sequences)
-            sweep.add_all(_rows("heads", settings, m, found))
+    cases += [(p, h) for h in heads for p in ("mha", "mva", "mqa", "mka")]
+    cells = [(n, *case) for n in ns for case in cases]
+    for n, pattern, count in progress(cells, desc="heads", unit="cell"):
+        size = variants.Size(vocab, d, n, pattern=pattern, heads=count)
+        _run_variant(sweep, "heads", size, facts, {"pattern": pattern, "heads": count}, m)
 
 
-def look_inside(p: Parameters, member: int, task: tasks.Task, sequences: int) -> Row:
-    """Return operators, inversion and the accuracy without the previous token's tap."""
-    bare = operators.without_shift(p)
-    return {
-        "operators": operators.measure(p, member),
-        "state": operators.invert_state(p, member, task, sequences=min(sequences, 500), seed=1),
-        "accuracy_tap_removed": linear_mamba.accuracy(bare, task, sequences)[member],
-    }
-
-
-def run_inside(sweep: Sweep, vocab: int, facts: int, d: int, n: int, m: Measure) -> None:
-    """Train one cell with and without the convolution and look inside the former."""
-    task = tasks.make("mqar", vocab, facts)
-    if sweep.has(part="inside"):
+def _run_variant(
+    sweep: Sweep, part: str, size: variants.Size, facts: int, what: Row, m: Measure
+) -> None:
+    task = tasks.make("mqar", size.vocab, facts)
+    settings = {"task": "mqar", "vocab": size.vocab, "facts": facts, "d": size.d, "n": size.n}
+    if sweep.has(part=part, **settings, **what):
         return
-    seeds = list(range(m.seeds))
-    found = {}
-    for conv in (True, False):
-        size = linear_mamba.Size(vocab, d, n, conv=conv)
-        p = linear_mamba.train([size] * m.seeds, seeds, task, m.steps, f"inside conv={conv}")
-        found[conv] = linear_mamba.accuracy(p, task, m.sequences)
-        if conv:
-            inside = [look_inside(p, seed, task, m.sequences) for seed in seeds]
-    settings = {"task": "mqar", "vocab": vocab, "facts": facts, "d": d, "n": n}
-    rows = _rows("inside", settings, m, found[True])
-    for row, ablated, extra in zip(rows, found[False], inside, strict=True):
-        row.update(accuracy_without_conv=ablated, **extra)
-    sweep.add_all(rows)
+    label = " ".join(f"{k} {v}" for k, v in what.items())
+    p = variants.train(size, m.members, task, m.steps, f"{label} N={size.n}")
+    found = variants.accuracy(p, size, task, m.sequences)
+    sweep.add_all(_rows(part, {**settings, **what}, m, found))
 
 
 def run_designed(
@@ -169,7 +176,7 @@ def run_designed(
     cells = [
         (name, vocab, facts, d, n)
         for vocab, facts in regimes
-        for name in ("ar", "mqar")
+        for name in NAMES
         for d in ds
         for n in ns
     ]
@@ -177,7 +184,7 @@ def run_designed(
         settings = {"task": name, "vocab": vocab, "facts": facts, "d": d, "n": n}
         if sweep.has(part="designed", **settings):
             continue
-        task = tasks.make(name, vocab, facts)  # type: ignore[arg-type]
+        task = tasks.make(name, vocab, facts)
         found = designed.accuracy(task, d, n, draws=draws, sequences=sequences, seed=0)
         sweep.add_all(
             {"part": "designed", **settings, "seed": i, "accuracy": a} for i, a in enumerate(found)

@@ -14,22 +14,16 @@ A shared value is the first 2D/M channels, read by every head.  One head is `sin
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from synthetic import ensemble
-from synthetic.capacity.linear_mamba import (
-    BATCH_SEQUENCES,
-    EXPAND,
-    LABEL_SMOOTHING,
-    OPTIMIZER,
-    cross_entropy,
-    schedule,
-)
-from synthetic.capacity.tasks import Batch, Stream, Task, sample, stack
+from synthetic.capacity import training
+from synthetic.capacity.linear_mamba import EXPAND, OPTIMIZER
+from synthetic.capacity.tasks import Batch, Task
 from synthetic.ensemble import Parameters
 
 Pattern = Literal["single", "mha", "mva", "mqa", "mka"]
@@ -101,8 +95,8 @@ def _mix(p: Parameters, size: Size, i: int, u: Tensor, rows: Tensor) -> Tensor:
     return ensemble.linear(y, p[f"out_proj.{i}"])
 
 
-def logits(p: Parameters, size: Size, batch: Batch) -> Tensor:
-    """Return the queries' logits (E, B, Q, V)."""
+def readout(size: Size, p: Parameters, batch: Batch) -> Tensor:
+    """Return what the last layer's stream holds at the queries (E, B, Q, D)."""
     u = ensemble.embedding(p["embedding"], batch.tokens)
     everywhere = torch.arange(u.shape[2]).expand(u.shape[:3])
     for i in range(size.layers - 1):
@@ -110,31 +104,20 @@ def logits(p: Parameters, size: Size, batch: Batch) -> Tensor:
     last = _mix(p, size, size.layers - 1, u, batch.positions)
     if size.layers > 1:
         last = last + u.gather(2, batch.positions[..., None].expand(*last.shape))
-    return ensemble.linear(last, p["embedding"])
+    return last
+
+
+def logits(p: Parameters, size: Size, batch: Batch) -> Tensor:
+    """Return the queries' logits (E, B, Q, V)."""
+    return ensemble.linear(readout(size, p, batch), p["embedding"])
 
 
 def train(size: Size, seeds: list[int], task: Task, steps: int, desc: str) -> Parameters:
     """Train one member per seed and return their parameters."""
-    p = initial(size, seeds)
-    streams = [Stream(task, BATCH_SEQUENCES, g) for g in ensemble.generators(seeds, stream=1)]
-
-    def losses(_: int) -> Tensor:
-        batch = stack([s.next() for s in streams])
-        return cross_entropy(logits(p, size, batch), batch.answers, LABEL_SMOOTHING)
-
-    ensemble.train(p, losses, OPTIMIZER, schedule(steps), desc=desc)
-    return p
+    read = functools.partial(readout, size)
+    return training.train(initial(size, seeds), read, seeds, task, steps, OPTIMIZER, desc)
 
 
-@torch.no_grad()
 def accuracy(p: Parameters, size: Size, task: Task, sequences: int) -> list[float]:
     """Return each member's accuracy over the same fresh sequences."""
-    members = len(p["embedding"])
-    g = ensemble.generators([0], stream=2)[0]
-    right, total = torch.zeros(members), 0
-    for _ in range(math.ceil(sequences / 250)):
-        batch = stack([sample(task, 250, g)] * members)
-        hits = logits(p, size, batch).argmax(-1) == batch.answers
-        right += hits.flatten(1).sum(1)
-        total += hits[0].numel()
-    return (right / total).tolist()
+    return training.accuracy(p, functools.partial(readout, size), task, sequences)

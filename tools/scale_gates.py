@@ -54,8 +54,9 @@ class Args:
     """Allow scales outside [1/64, 64]."""
     link: bool = False
     """Hard-link unchanged files and reflink changed ones where the filesystem can."""
-    hash: bool = True
-    """Hash all bytes for the manifest; --no-hash marks large files by size, ends and edits."""
+    hash: bool = False
+    """Hash every byte for the manifest (3 GB: seconds). Otherwise files above 64 MB have the hash
+    that CKPT's manifest states, or a mark of their size, both ends and the edits."""
     in_place: bool = False
     """Edit the checkpoint itself; gates-undo.json beside it takes the edit back."""
     undo: bool = False
@@ -67,7 +68,7 @@ def main(args: Args) -> None:
     if args.undo:
         _undo(args)
         return
-    from gatewright.gates import edits, find, growth, in_place, report, rewrite
+    from gatewright.gates import edits, find, report, rewrite
     from gatewright.runlog import progress
 
     wanted = asked(args)
@@ -87,16 +88,21 @@ def main(args: Args) -> None:
     for warning in gates.warnings:
         print(f"warning: {warning}")
     if args.context_length is not None:
+        from gatewright.gates import growth
+
         for plan in plans:
             for warning in growth.warnings(plan, gates, args.context_length, measured):
                 print(f"warning: {plan.edit.label}: {warning}")
     if args.in_place:
+        from gatewright.gates import in_place
+
         done = in_place.edit(gates, plans[0], dts)
         print(report.format_edit(f"{args.checkpoint}", done))
         print(f"{PROG} {args.checkpoint} --undo takes it back")
         return
     assert args.out is not None
     size = sum((gates.checkpoint.root / f).stat().st_size for f in gates.checkpoint.files)
+    # Below that a bar would be gone before it is seen.
     with progress(total=size, desc="copying", unit="B", scale=True, disable=size < 1 << 28) as bar:
         written = rewrite.write_edits(
             gates,

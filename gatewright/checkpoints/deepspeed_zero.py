@@ -4,10 +4,14 @@
 moments, and `mp_rank_XX_model_states.pt` with the weights that the forward pass uses.  A gate
 is in both, and both must agree, or the next step brings the old gate back.  Consolidated
 folders (`zero_to_fp32`) hold a `pytorch_model.bin` or safetensors and are read as such.
+Made from ZeRO stage 3, `zero/` holds the only weights there are, flat, and the files of the
+ranks (`zero_pp_rank_*`) their shapes.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 from gatewright.checkpoints import torch_files
@@ -19,6 +23,8 @@ MASTER_PREFIX = "optimizer.state.fp32_param."
 
 # What DeepSpeed writes beside the weights; names only, nothing of it is imported or called.
 _INERT = ("deepspeed.", "torch.", "numpy.", "collections.", "builtins.set", "argparse.Namespace")
+_STATES = "_model_states.pt"
+_GATE_TENSORS = ("A_log", "dt_bias", "dt_proj.bias", "dt_proj_bias")
 _TAG_FILES = ("latest_universal", "latest")
 
 
@@ -55,6 +61,9 @@ def _tagged(path: Path) -> list[Path]:
 def read_tensors(root: Path, prefix: str) -> dict[str, StoredTensor]:
     """Return the model's tensors and the masters of a universal checkpoint.
 
+    From ZeRO stage 3 the weights are nowhere but in the masters; there those of the gates and
+    their step sizes stand under the model's own names.
+
     Args:
         root: the folder that `find_root` answered.
         prefix: path from the checkpoint's root to it, `""` or `tag/`.
@@ -62,35 +71,58 @@ def read_tensors(root: Path, prefix: str) -> dict[str, StoredTensor]:
     Raises:
         UserError: model parallel parts (edit before splitting), or damaged files.
     """
-    states = sorted(p.name for p in root.glob("mp_rank_*_model_states.pt"))
-    if len(states) != 1:
+    parallel = sorted({p.name[-len(_STATES) - 2 :] for p in root.glob(f"*mp_rank_*{_STATES}")})
+    if parallel != [f"00{_STATES}"]:
         raise UserError(
-            f"{root}: {len(states)} mp_rank_*_model_states.pt files; only checkpoints without "
-            "model parallelism can be edited in this form, consolidate it (zero_to_fp32.py)"
+            f"{root}: is split by model parallelism ({len(parallel)} ranks); only checkpoints "
+            "without it can be edited in this form, consolidate it (zero_to_fp32.py)"
         )
-    saved = torch_files.read_saved(root / states[0], allowed_prefixes=_INERT)
+    whole = root / f"mp_rank_00{_STATES}"
+    if not whole.is_file():
+        return _read_stage_3(root, prefix)
+    saved = torch_files.read_saved(whole, allowed_prefixes=_INERT)
     module = saved.get("module") if isinstance(saved, dict) else None
     if not isinstance(module, dict):
-        raise UserError(f"{root / states[0]}: holds no `module` with the model's weights")
-    tensors = {n: t.stored(n, prefix + states[0]) for n, t in torch_files.walk(module)}
+        raise UserError(f"{whole}: holds no `module` with the model's weights")
+    tensors = {n: t.stored(n, prefix + whole.name) for n, t in torch_files.walk(module)}
     for file in sorted((root / "zero").glob("*/fp32.pt")):
         name = file.parent.name
-        if name not in tensors or not name.endswith("A_log"):
-            continue  # only gates are ever edited; other masters stay unopened
-        master = torch_files.read_saved(file, allowed_prefixes=_INERT)
-        master = master.get("param") if isinstance(master, dict) else master
-        if not isinstance(master, torch_files.SavedTensor):
-            raise UserError(f"{file}: holds no `param`")
-        place = f"{prefix}zero/{name}/fp32.pt"
-        shape = tensors[name].shape
-        stored = master.stored(MASTER_PREFIX + name, place)
-        if stored.shape != shape and stored.numel == tensors[name].numel:
-            piece = stored.pieces[0]
-            stored = StoredTensor(
-                stored.name,
-                stored.dtype,
-                shape,
-                (type(piece)(place, piece.start, (0,) * len(shape), shape, piece.entry),),
-            )
-        tensors[stored.name] = stored
+        if name in tensors and name.endswith("A_log"):
+            # Only gates are ever edited; other masters stay unopened.
+            stored = _master(file, MASTER_PREFIX + name, tensors[name].shape, prefix)
+            tensors[stored.name] = stored
     return tensors
+
+
+def is_master(tensor: StoredTensor) -> bool:
+    """Tell whether a tensor is itself the optimizer's copy (ZeRO stage 3)."""
+    return Path(tensor.pieces[0].file).name == "fp32.pt"
+
+
+def _read_stage_3(root: Path, prefix: str) -> dict[str, StoredTensor]:
+    first = min(root.glob(f"zero_pp_rank_*{_STATES}"))
+    saved = torch_files.read_saved(first, allowed_prefixes=_INERT)
+    groups = saved.get("param_shapes") if isinstance(saved, dict) else None
+    tensors = {}
+    try:
+        shapes = {n: tuple(s.args[0]) for group in groups or () for n, s in group.items()}
+    except (AttributeError, IndexError, TypeError) as e:
+        raise UserError(f"{first}: its `param_shapes` are not names and shapes") from e
+    for name, shape in shapes.items():
+        file = root / "zero" / name / "fp32.pt"
+        if name.endswith(_GATE_TENSORS) and Path(name).name == name and file.is_file():
+            tensors[name] = _master(file, name, shape, prefix)
+    return tensors
+
+
+def _master(file: Path, name: str, shape: tuple[int, ...], prefix: str) -> StoredTensor:
+    """Return the tensor in a `fp32.pt`, which may be stored flat, in its own shape."""
+    saved = torch_files.read_saved(file, allowed_prefixes=_INERT)
+    saved = saved.get("param") if isinstance(saved, dict) else saved
+    if not isinstance(saved, torch_files.SavedTensor):
+        raise UserError(f"{file}: holds no `param`")
+    stored = saved.stored(name, f"{prefix}zero/{file.parent.name}/{file.name}")
+    if stored.shape != shape and stored.numel == math.prod(shape):
+        piece = dataclasses.replace(stored.pieces[0], offsets=(0,) * len(shape), shape=shape)
+        stored = dataclasses.replace(stored, shape=shape, pieces=(piece,))
+    return stored

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gatewright.checkpoints import dtypes
+from gatewright.checkpoints import deepspeed_zero, dtypes
 from gatewright.checkpoints.opening import open_checkpoint
 from gatewright.checkpoints.storage import Checkpoint, StoredTensor
 from gatewright.errors import UserError
@@ -164,7 +164,7 @@ def _unreachable_masters(checkpoint: Checkpoint, gates: Sequence[Gate]) -> list[
     resumable = checkpoint.format == "deepspeed" or any(
         name.startswith("optimizer.") for name in checkpoint.tensors
     )
-    missing = [g.layer for g in gates if not g.masters]
+    missing = [g.layer for g in gates if not g.masters and not deepspeed_zero.is_master(g.A_log)]
     if not resumable or not missing:
         return []
     return [

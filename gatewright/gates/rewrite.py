@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 from gatewright import artifact
 from gatewright.checkpoints.models_on_disk import stated_facts
 from gatewright.errors import UserError
+from gatewright.gates import marks
+from gatewright.gates.copying import Output, write_copies
 from gatewright.gates.edits import Dts, Plan
 from gatewright.gates.find import Gates
-from gatewright.gates.patching import Output, Patch, patches_of, write_copies
+from gatewright.gates.patching import Patch, patches_of
 from gatewright.gates.report import edit_report
 
 KINDS = {
@@ -60,7 +62,7 @@ def write_edits(
     dts: Dts,
     link: bool = False,
     fp32: bool = False,
-    whole_hashes: bool = True,
+    whole_hashes: bool = False,
     progress: Callable[[int], None] = lambda n: None,
 ) -> list[Written]:
     """Write one copy of the checkpoint per edit, in one pass over its files.
@@ -70,8 +72,8 @@ def write_edits(
     Args:
         out: the folder of a single edit, or the stem of several (see `output_folders`).
         fp32: store edited A_log tensors in fp32 (Hugging Face safetensors only).
-        whole_hashes: hash every file whole for the manifests; False marks large files by their
-            size, ends and edits, which takes no time but proves less.
+        whole_hashes: hash large files whole for the manifests; else they get what the input's
+            manifest states, or a mark that takes no time but proves less (see `marks`).
         link: share unchanged files with the input where the filesystem can.
         progress: told the bytes of the input as they are done.
 
@@ -122,8 +124,15 @@ def write_edits(
             )
         except OSError as e:
             raise UserError(f"{e.filename or out}: {e.strerror}; nothing was written") from e
-        parent_hashes["model"] = artifact.content_hash_of(sources)
+        parent_hashes["model"] = _parent_hash(root, sources)
     return [Written(*row) for row in zip(folders, plans, reports, strict=True)]
+
+
+def _parent_hash(root: Path, hashes: Mapping[str, str]) -> str:
+    """Return the input's content hash, under the name that its own manifest gave it if it holds."""
+    if set(marks.known(root, whole=False)) == set(hashes):
+        return artifact.content_hash(root)
+    return artifact.content_hash_of(hashes)
 
 
 def gate_scale(gates: Gates, plan: Plan) -> float | None:

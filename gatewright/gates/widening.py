@@ -18,14 +18,17 @@ from gatewright.checkpoints.safetensors_files import header_bytes, read_header
 BLOCK_BYTES = 4 << 20
 
 
-def widen_file(source: Path, target: Path, gates: Mapping[str, np.ndarray]) -> str:
+def widen_file(
+    source: Path, target: Path, gates: Mapping[str, np.ndarray], *, hashed: bool = True
+) -> str | None:
     """Write a copy of a safetensors file with some tensors replaced by fp32 ones.
 
     Args:
         gates: name -> new values (float32 array of the tensor's shape).
+        hashed: also hash what is written.
 
     Returns:
-        Hex SHA-256 of the file written.
+        Hex SHA-256 of the file written, if asked for.
     """
     header = read_header(source)
     rest = {name: entry for name, entry in header.tensors.items() if name not in gates}
@@ -35,7 +38,8 @@ def widen_file(source: Path, target: Path, gates: Mapping[str, np.ndarray]) -> s
     with open(source, "rb") as s, open(target, "wb") as t:
 
         def put(block: bytes | memoryview) -> None:
-            sha.update(block)
+            if hashed:
+                sha.update(block)
             t.write(block)
 
         put(header_bytes(entries, header.metadata))
@@ -50,4 +54,4 @@ def widen_file(source: Path, target: Path, gates: Mapping[str, np.ndarray]) -> s
                     raise OSError(5, "file became shorter while it was read", str(source))
                 put(block)
                 left -= len(block)
-    return sha.hexdigest()
+    return sha.hexdigest() if hashed else None

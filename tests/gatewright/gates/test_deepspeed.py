@@ -24,11 +24,11 @@ import torch, deepspeed
 from tests.gatewright.gates import families
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would compile for a minute
-folder, load = sys.argv[1], len(sys.argv) > 2
+folder, stage, load = sys.argv[1], int(sys.argv[2]), len(sys.argv) > 3
 config = {
     "train_micro_batch_size_per_gpu": 1,
     "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 1},
+    "zero_optimization": {"stage": stage},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-6, "torch_adam": True}},
     "checkpoint": {"load_universal": load},
 }
@@ -42,8 +42,11 @@ tokens = torch.arange(20)[None]
 engine.backward(engine(input_ids=tokens, labels=tokens).loss)
 engine.step()
 if load:
-    gates = {n: p.tolist() for n, p in engine.module.named_parameters() if "A_log" in n}
-    print("GATES" + json.dumps(gates))
+    found = {n: p for n, p in engine.module.named_parameters() if "A_log" in n}
+    with deepspeed.zero.GatheredParameters(list(found.values())):
+        gates = {n: p.tolist() for n, p in found.items()}
+    if engine.global_rank == 0:
+        print("GATES" + json.dumps(gates))
 else:
     engine.save_checkpoint(folder, tag="sharded")
 """
@@ -66,12 +69,14 @@ def run(*command: str | Path) -> str:
 
 
 @pytest.mark.slow
-def test_deepspeed_resumes_from_the_edited_gates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 3])
+def test_deepspeed_resumes_from_the_edited_gates(stage: int, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", script]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch += [str(script)]
     folder = tmp_path / "run"
-    run(*launch, folder)
+    run(*launch, folder, str(stage))
     with pytest.raises(UserError, match="make it universal"):
         find.find_gates(folder / "sharded")
     run(
@@ -82,14 +87,16 @@ def test_deepspeed_resumes_from_the_edited_gates(tmp_path: Path) -> None:
     gates = find.find_gates(folder / "universal")
     assert len(gates.gates) == 3
     assert gates.warnings == ()
-    before = [gates.checkpoint.read_float(g.masters[0]) for g in gates.gates]
+    masters = [g.A_log if stage == 3 else g.masters[0] for g in gates.gates]
+    assert [m.dtype for m in masters] == ["F32"] * 3
+    before = [gates.checkpoint.read_float(m) for m in masters]
     plan = edits.resolve(Edit("scale", 0.25), gates, {})
     edited = tmp_path / "edited"
     edited.mkdir()
     rewrite.write_edits(gates, [plan], edited / "universal", dts={})
     for name in ("latest", "latest_universal"):
         (edited / name).write_text("universal")
-    printed = run(*launch, edited, "load")
+    printed = run(*launch, edited, str(stage), "load")
     after = json.loads(printed.partition("GATES")[2].splitlines()[0])
     for gate, old in zip(gates.gates, before, strict=True):
         new = np.array(after[gate.A_log.name])

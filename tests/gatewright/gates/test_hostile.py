@@ -317,6 +317,25 @@ def test_folders_that_are_no_checkpoint(model: dict[str, Path], tmp_path: Path) 
         find.find_gates(model["single"] / "model.safetensors")
 
 
+def test_deepspeed_with_model_parallelism_says_the_way_out(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "zero").mkdir(parents=True)
+    for rank in range(2):
+        torch.save({"module": {}}, folder / f"mp_rank_{rank:02}_model_states.pt")
+    refused(folder, r"split by model parallelism \(2 ranks\).*zero_to_fp32")
+    for rank in range(2):
+        (folder / f"mp_rank_{rank:02}_model_states.pt").unlink()
+    torch.save(
+        {"param_shapes": [{"a.A_log": 3}]}, folder / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    )
+    refused(folder, "`param_shapes` are not names and shapes")
+    torch.save(
+        {"param_shapes": [{"../x.A_log": torch.Size([3])}]},
+        folder / "zero_pp_rank_0_mp_rank_00_model_states.pt",
+    )
+    refused(folder, "no gate to scale")
+
+
 def test_gates_that_are_not_finite(model: dict[str, Path], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 

@@ -16,7 +16,7 @@ import torch
 from gatewright import artifact
 from gatewright.checkpoints import dtypes
 from gatewright.errors import UserError
-from gatewright.gates import edits, find, patching, rewrite
+from gatewright.gates import copying, edits, find, marks, rewrite
 from gatewright.gates.edits import Edit
 from tests.gatewright.gates import families
 
@@ -56,11 +56,28 @@ def deepspeed_universal(family: str, folder: Path) -> Path:
     return folder
 
 
+def deepspeed_stage_3(family: str, folder: Path) -> Path:
+    """The same from ZeRO stage 3: flat masters are the only weights, shapes stand apart."""
+    model = families.build(family)
+    (folder / "zero").mkdir(parents=True)
+    for name, parameter in model.named_parameters():
+        (folder / "zero" / name).mkdir()
+        torch.save({"param": parameter.data.flatten()}, folder / "zero" / name / "fp32.pt")
+    shapes = {n: p.shape for n, p in model.named_parameters()}
+    for rank in range(2):
+        gone = {n: torch.empty(0, dtype=torch.bfloat16) for n in shapes}
+        states = {"module": gone, "param_shapes": [shapes], "dp_world_size": 2}
+        torch.save(states, folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+    model.config.save_pretrained(folder)
+    return folder
+
+
 FORMATS: dict[str, Callable[[str, Path], Path]] = {
     "huggingface": huggingface,
     "sharded_bf16": sharded_bf16,
     "pytorch_bin": pytorch_bin,
     "deepspeed_universal": deepspeed_universal,
+    "deepspeed_stage_3": deepspeed_stage_3,
 }
 
 EDITS = {
@@ -117,9 +134,10 @@ def test_only_the_gates_change_and_they_change_as_asked(
 ) -> None:
     source = FORMATS[form](family, tmp_path / "source")
     gates = find.find_gates(source)
+    assert gates.warnings == ()
     before = loaded(source)
     taus = np.concatenate([gates.tau(g).ravel() for g in gates.gates])
-    names = list(EDITS) if form != "deepspeed_universal" else ["scale", "two_heads", "table"]
+    names = list(EDITS) if "deepspeed" not in form else ["scale", "two_heads", "table"]
     plans = [edits.resolve(EDITS[n], gates, {}, force=True) for n in names]
     for name, plan in zip(names, plans, strict=True):
         out = tmp_path / name
@@ -315,7 +333,7 @@ def test_link_shares_unchanged_files_and_leaves_the_input_alone(tmp_path: Path) 
 def test_link_shares_blocks_of_changed_files_where_the_filesystem_can(tmp_path: Path) -> None:
     source = huggingface("mamba2", tmp_path / "source")
     (tmp_path / "probe").write_bytes(b"x" * 8192)
-    if not patching._share(tmp_path / "probe", tmp_path / "clone", may_link=False):
+    if not copying.share(tmp_path / "probe", tmp_path / "clone", may_link=False):
         pytest.skip("this filesystem has no reflinks (XFS and btrfs do)")
     before = (source / "model.safetensors").read_bytes()
     gates = find.find_gates(source)
@@ -337,7 +355,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
     gates = find.find_gates(source)
     plans = [edits.resolve(Edit("scale", s), gates, {}) for s in (0.5, 2.0)]
     written = 0
-    real = patching._write_file
+    real = copying._copy_many
 
     def full(*args: object) -> None:
         nonlocal written
@@ -346,7 +364,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
             raise OSError(28, "No space left on device", "model.safetensors")
         real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(patching, "_write_file", full)
+    monkeypatch.setattr(copying, "_copy_many", full)
     with pytest.raises(UserError, match=r"No space left on device; nothing was written"):
         rewrite.write_edits(gates, plans, tmp_path / "out", dts={})
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
@@ -372,38 +390,82 @@ def test_hashes_are_taken_over_from_a_manifest_only_while_it_holds(tmp_path: Pat
     source = huggingface("mamba2", tmp_path / "source")
     gates = find.find_gates(source)
     rewrite.write_edits(gates, [edits.resolve(Edit("scale", 2), gates, {})], tmp_path / "a", dts={})
-    known = patching.known_hashes(tmp_path / "a")
+    known = marks.known(tmp_path / "a", whole=True)
     assert set(known) == {p.name for p in source.iterdir()}
     config = tmp_path / "a" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"note": 1}))
-    assert "config.json" not in patching.known_hashes(tmp_path / "a")
+    assert "config.json" not in marks.known(tmp_path / "a", whole=True)
 
 
-def test_without_whole_hashes_files_are_marked_by_size_ends_and_edits(
+def test_large_files_are_marked_by_what_they_were_made_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patching, "END_BYTES", 1000)
-    source = huggingface("mamba2", tmp_path / "source")
+    monkeypatch.setattr(marks, "END_BYTES", 1000)
+    monkeypatch.setattr(marks, "WHOLE_BYTES", 2000)
+    source = sharded_bf16("mamba2", tmp_path / "source")
     gates = find.find_gates(source)
     plans = [edits.resolve(Edit("scale", s), gates, {}) for s in (0.5, 2.0)]
-    rewrite.write_edits(gates, plans, tmp_path / "m", dts={}, whole_hashes=False)
-    rewrite.write_edits(gates, plans, tmp_path / "w", dts={})
-    marks = set()
+    rewrite.write_edits(gates, plans, tmp_path / "m", dts={})
+    rewrite.write_edits(gates, plans, tmp_path / "w", dts={}, whole_hashes=True)
+    shard = gates.gates[0].A_log.pieces[0].file
+    found = set()
     for label in ("s0.5", "s2"):
         folder = tmp_path / f"m-{label}"
         files = artifact.read_manifest(folder)["files"]
-        mark = files["model.safetensors"]["sha256"]
-        assert mark.startswith(artifact.UNHASHED)
+        assert files[shard]["sha256"].startswith(artifact.UNHASHED)
         assert files["config.json"]["sha256"] == artifact.sha256_file(source / "config.json")
-        assert "model.safetensors" not in patching.known_hashes(folder)  # hashed when it matters
+        assert shard not in marks.known(folder, whole=True)  # hashed when it matters
         artifact.verify(folder)
-        marks.add(mark)
-        whole = (tmp_path / f"w-{label}" / "model.safetensors").read_bytes()
-        assert (folder / "model.safetensors").read_bytes() == whole
-    assert len(marks) == 2
-    (tmp_path / "m-s2" / "model.safetensors").write_bytes(b"short")
+        found.add(files[shard]["sha256"])
+        whole = tmp_path / f"w-{label}"
+        assert (folder / shard).read_bytes() == (whole / shard).read_bytes()
+        stated = artifact.read_manifest(whole)["files"]
+        assert all(e["sha256"] == artifact.sha256_file(whole / n) for n, e in stated.items())
+    assert len(found) == 2
+    (tmp_path / "m-s2" / shard).write_bytes(b"short")
     with pytest.raises(UserError, match="differs"):
         artifact.verify(tmp_path / "m-s2")
+
+
+def test_marks_rest_on_the_hashes_of_a_finished_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes far from both ends count where the input's manifest states whole hashes."""
+    monkeypatch.setattr(marks, "END_BYTES", 100)
+    monkeypatch.setattr(marks, "WHOLE_BYTES", 300)
+    folders = []
+    for middle in (0.0, 1.0):
+        folder = huggingface("mamba2", tmp_path / f"source{middle}")
+        layer = find.find_gates(folder).checkpoint.tensors["backbone.layers.1.mixer.in_proj.weight"]
+        with open(folder / layer.pieces[0].file, "r+b") as f:
+            f.seek(layer.pieces[0].start)
+            f.write(np.float32(middle).tobytes())
+        folders.append(folder)
+
+    def stated(name: str) -> list[str]:
+        found = []
+        for folder in folders:
+            gates = find.find_gates(folder)
+            out = tmp_path / f"{folder.name}-{name}"
+            plan = edits.resolve(Edit("scale", 0.5), gates, {})
+            rewrite.write_edits(gates, [plan], out, dts={})
+            manifest = artifact.read_manifest(out)
+            assert manifest["parents"]["model"]["content_hash"] in (
+                artifact.content_hash(folder),
+                artifact.content_hash_of({p.name: marks.mark_of_ends(p) for p in folder.iterdir()}),
+            )
+            found.append(manifest["files"]["model.safetensors"]["sha256"])
+        return found
+
+    assert len(set(stated("foreign"))) == 1  # a mark of the ends does not see it
+    for folder in folders:
+        artifact.finish(folder, kind="hf-model")
+    assert len(set(stated("finished"))) == 2
+    chained = find.find_gates(tmp_path / "source0.0-finished")
+    plan = edits.resolve(Edit("scale", 2), chained, {})
+    rewrite.write_edits(chained, [plan], tmp_path / "chain", dts={})
+    parent = artifact.read_manifest(tmp_path / "chain")["parents"]["model"]
+    assert parent["content_hash"] == artifact.content_hash(tmp_path / "source0.0-finished")
 
 
 def test_output_inside_the_input_is_refused(tmp_path: Path) -> None:

@@ -5,8 +5,12 @@
 DeltaNet: w = 1, a = beta k, b = k, written value beta v.  Gated DeltaNet: w = alpha,
 a = alpha beta k.  RWKV-7: w, a = a kappa, b = kappa.  Diagonal cells and Mamba-2: no a, b.
 
-`recurrence` is this line, token by token.  `chunked` computes it in chunks: with the decays'
-running product L_t inside a chunk, `S_t = S~_t diag(L_t)` turns the update into
+`recurrence` is this line, token by token.  `scan` computes it fast: in C++ where that can be
+had (the same recurrence with the state in registers, see kernels/native/rank_one.h), else by
+`chunked`.  `delta_scan` is its DeltaNet case, with less work.
+
+`chunked` uses PyTorch's matrix products on chunks: with the decays' running product L_t inside
+a chunk, `S_t = S~_t diag(L_t)` turns the update into
 
     S~_t = S~_{t-1} - u_t (b_t / L_t)^T + v_t (k_t / L_t)^T,   u_t = S~_{t-1} (L_{t-1} a_t)
 
@@ -22,6 +26,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from gatewright.kernels import backend
+from gatewright.kernels.native import rank_one as native
 
 MIN_LOG_DECAY = -5.0
 CHUNK = 16  # CHUNK * MIN_LOG_DECAY = -80: exp(80) is a float32
@@ -61,6 +68,8 @@ def chunked(
 ) -> Tensor:
     """Return the same as `recurrence` by matrix products over chunks of `chunk` tokens."""
     rows, length, _ = k.shape
+    if not rows * length:
+        return torch.zeros_like(v)
     count = -(-length // chunk)
 
     def cut(x: Tensor) -> Tensor:  # (R, L, *) -> (R, count, chunk, *); zeros pad the end
@@ -109,3 +118,29 @@ def chunked(
             kept = kept - state @ carried_c
         state = kept + added_c
     return torch.cat(out, dim=1)[:, :length]
+
+
+def scan(
+    q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, a: Tensor | None = None, b: Tensor | None = None
+) -> Tensor:
+    """Return the same as `recurrence` by the fastest form there is here."""
+    library = backend.native_for(q, k, v, log_w, a, b)
+    if library is None or not native.takes(library, k):
+        return chunked(q, k, v, log_w, a, b)
+    return native.RankOne.apply(library, q, k, v, log_w, a, b, None)
+
+
+def delta_scan(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_w: Tensor | None = None
+) -> Tensor:
+    """Return (gated) DeltaNet's o: the recurrence with a = beta w k, b = k, values beta v.
+
+    Args:
+        q, k: (R, L, K); v: (R, L, V); beta: (R, L, 1).
+        log_w: log decays (R, L, K) or (R, L, 1), applied before the delta; None for none.
+    """
+    library = backend.native_for(q, k, v, beta, log_w)
+    if library is None or not native.takes(library, k):
+        log_w = torch.zeros_like(beta) if log_w is None else log_w
+        return chunked(q, k, beta * v, log_w, beta * k * log_w.exp(), k)
+    return native.RankOne.apply(library, q, k, v, log_w, None, None, beta)

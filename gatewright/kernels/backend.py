@@ -12,7 +12,17 @@ import torch
 from torch import Tensor
 
 from gatewright.errors import UserError
-from gatewright.kernels.native import build, conv, loss, norm, ssd, step
+from gatewright.kernels.native import (
+    build,
+    conv,
+    loss,
+    norm,
+    rank_one,
+    recall_cell,
+    small_mlp,
+    ssd,
+    step,
+)
 from gatewright.kernels.native.build import BuildError
 
 CHOICES = ("auto", "cpp", "torch")
@@ -52,6 +62,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             ("loss", loss.LossArgs),
             ("step", step.StepArgs),
             ("state_step", step.StateStepArgs),
+            ("rank_one", rank_one.RankOneArgs),
+            ("recall_cell", recall_cell.RecallCellArgs),
+            ("small_mlp", small_mlp.SmallMlpArgs),
         ):
             size = getattr(library, f"{name}_args_size")
             size.restype = ctypes.c_int64

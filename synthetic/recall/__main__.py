@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from gatewright import cli
+from gatewright import cli, launch
 from gatewright.errors import UserError
 from synthetic.arguments import dispatch, positive, words
 from synthetic.sweep import Sweep, print_verdicts
@@ -195,4 +195,5 @@ COMMANDS: dict[str, tuple[Callable[[Any], None], type]] = {
 
 
 if __name__ == "__main__":
+    launch.retune()
     dispatch(PROG, COMMANDS, sys.argv[1:])

@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad, silu, softplus
 
-from gatewright.rank_one_scan import MIN_LOG_DECAY, chunked, recurrence
+from gatewright.rank_one_scan import MIN_LOG_DECAY, recurrence, scan
 from synthetic import ensemble
 from synthetic.ensemble import Parameters
+from synthetic.recall.fused import at
 
 Name = Literal[
     "deltanet",
@@ -51,7 +52,7 @@ class Cell:
         width: d, the model dimension; delta-rule cells have one head of d x d state.
         conv: armed with the short convolution.
         heads: attention heads.
-        fast: use the chunked form; otherwise the token-by-token recurrence.
+        fast: use the fast forms (C++ or chunked); otherwise the token-by-token recurrence.
     """
 
     name: Name
@@ -74,6 +75,10 @@ class Cell:
         return 2 * self.width
 
     @property
+    def mamba_heads(self) -> int:
+        return self.inner // MAMBA_HEAD_DIM
+
+    @property
     def state_elements(self) -> int:
         """Elements of recurrent state per direction."""
         if self.name == "attention":
@@ -92,7 +97,7 @@ def initial(cell: Cell, members: list[torch.Generator]) -> Parameters:
         return torch.full((size, *shape), value)
 
     if cell.name == "mamba2":
-        heads = cell.inner // MAMBA_HEAD_DIM
+        heads = cell.mamba_heads
         mixed = cell.inner + 2 * MAMBA_STATE
         p = {
             "in_proj": matrix(mixed + cell.inner + heads),  # [x | B | C | z | dt]
@@ -133,17 +138,23 @@ def _short_conv(x: Tensor, p: Parameters) -> Tensor:
     return silu(x)
 
 
-def forward(cell: Cell, p: Parameters, x: Tensor, *, causal: bool) -> Tensor:
+def forward(
+    cell: Cell, p: Parameters, x: Tensor, *, causal: bool, read: Tensor | None = None
+) -> Tensor:
     """Return the cell's output (E, B, L, d) for inputs x (E, B, L, d).
 
     Args:
         causal: only attention needs to be told; recurrences are causal by construction.
+        read: (E, B, Q) tokens whose outputs are wanted: the result is then (E, B, Q, d).
     """
     if cell.name == "mamba2":
-        return _mamba2(cell, p, x)
+        return _mamba2(cell, p, x, read)
     q, k, v = _short_conv(ensemble.linear(x, p["qkv"]), p).chunk(3, dim=-1)
     if cell.name == "attention":
-        return ensemble.linear(_attend(q, k, v, cell.heads, causal), p["out_proj"])
+        if read is not None and not causal:
+            q, read = at(q, read), None
+        o = _attend(q, k, v, cell.heads, causal)
+        return ensemble.linear(at(o, read), p["out_proj"])
     q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     a = b = None
     if cell.name in ("rwkv7", "rwkv7_diagonal"):
@@ -160,17 +171,17 @@ def forward(cell: Cell, p: Parameters, x: Tensor, *, causal: bool) -> Tensor:
             raw = ensemble.linear(x, p["gate"], p["gate_bias"])
             log_w = torch.nn.functional.logsigmoid(raw).clamp_min(MIN_LOG_DECAY)
         a, b, v = beta * k * log_w.exp(), k, beta * v
-    scan = chunked if cell.fast else recurrence
+    form = scan if cell.fast else recurrence
     flat = [None if t is None else t.flatten(0, 1) for t in (q, k, v, log_w, a, b)]
-    o = scan(*flat).view(v.shape)  # type: ignore[arg-type]
+    o = at(form(*flat).view(v.shape), read)  # type: ignore[arg-type]
     if "out_gate" in p:
-        o = o * silu(ensemble.linear(x, p["out_gate"]))
+        o = o * silu(ensemble.linear(at(x, read), p["out_gate"]))
     return ensemble.linear(o, p["out_proj"])
 
 
-def _mamba2(cell: Cell, p: Parameters, x: Tensor) -> Tensor:
+def _mamba2(cell: Cell, p: Parameters, x: Tensor, read: Tensor | None) -> Tensor:
     """Mamba-2 without norms: `H = exp(-dt e^A_log) H + dt x B^T`, `y = (H C + D x) SiLU(z)`."""
-    inner, heads = cell.inner, cell.inner // MAMBA_HEAD_DIM
+    inner, heads = cell.inner, cell.mamba_heads
     # in_proj: [x | B | C | z | dt]
     mixed, z, dt = ensemble.linear(x, p["in_proj"]).split(
         [inner + 2 * MAMBA_STATE, inner, heads], dim=-1
@@ -185,8 +196,8 @@ def _mamba2(cell: Cell, p: Parameters, x: Tensor) -> Tensor:
     members, sequences, length = x.shape[:3]
     values = xs.unflatten(-1, (heads, MAMBA_HEAD_DIM))
     shared = (members, sequences, length, heads, MAMBA_STATE)
-    scan = chunked if cell.fast else recurrence
-    y = scan(
+    form = scan if cell.fast else recurrence
+    y = form(
         by_head(c[..., None, :].expand(shared)),
         by_head(b[..., None, :].expand(shared)),
         by_head(values * dt[..., None]),
@@ -194,7 +205,7 @@ def _mamba2(cell: Cell, p: Parameters, x: Tensor) -> Tensor:
     )
     y = y.view(members, sequences, heads, length, MAMBA_HEAD_DIM).transpose(2, 3)
     y = (y + p["skip"][:, None, None, :, None] * values).flatten(3)
-    return ensemble.linear(y * silu(z), p["out_proj"])
+    return ensemble.linear(at(y * silu(z), read), p["out_proj"])
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int, causal: bool) -> Tensor:

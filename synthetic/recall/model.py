@@ -12,6 +12,7 @@ authors': d 32, learned absolute positions, SiLU MLP of 4 d.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from torch.nn.functional import silu
 
 from synthetic import ensemble
 from synthetic.ensemble import Parameters
-from synthetic.recall import cells
+from synthetic.recall import cells, fused
 from synthetic.recall.cells import Cell
+from synthetic.recall.fused import Linear, at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +87,54 @@ def _part(p: Parameters, prefix: str) -> Parameters:
     return {k[len(prefix) :]: v for k, v in p.items() if k.startswith(prefix)}
 
 
-def _mix(p: Parameters, size: Size, i: int, u: Tensor) -> Tensor:
-    h = ensemble.layer_norm(u, p[f"{i}.norm1.weight"], p[f"{i}.norm1.bias"])
-    outs = []
-    for direction in size.directions:
-        back = direction == "backward"
-        x = h.flip(2) if back else h
-        y = cells.forward(
-            size.cell, _part(p, f"{i}.{direction}."), x, causal=not size.bidirectional
-        )
-        outs.append(y.flip(2) if back else y)
+def _mix(p: Parameters, size: Size, i: int, u: Tensor, read: Tensor | None) -> Tensor:
+    """Return the merged cell outputs of layer i; with `read` (E, B, Q) at these tokens only."""
+    norm = p[f"{i}.norm1.weight"], p[f"{i}.norm1.bias"]
+    run = _fused(size.cell, u) or _plain
+    outs = [
+        run(size, _part(p, f"{i}.{direction}."), norm, u, read, direction == "backward")
+        for direction in size.directions
+    ]
     return outs[0] if len(outs) == 1 else ensemble.linear(torch.cat(outs, -1), p[f"{i}.merge"])
+
+
+Cells = Callable[[Size, Parameters, Linear, Tensor, Tensor | None, bool], Tensor]
+
+
+def _fused(cell: Cell, u: Tensor) -> Cells | None:
+    """Return how to run the cell on the C++ kernel; None where that does not exist."""
+    if cell.name == "attention" or not cell.fast:
+        return None
+    layout = fused.layout_of(cell.name, cell.width, cell.mamba_heads, cells.MAMBA_STATE)
+    library = fused.library_for(layout, u)
+    if library is None:
+        return None
+    return lambda size, p, norm, u, read, reverse: fused.cell(
+        library, layout, p, norm, u, read=read, reverse=reverse
+    )
+
+
+def _plain(
+    size: Size, p: Parameters, norm: Linear, u: Tensor, read: Tensor | None, reverse: bool
+) -> Tensor:
+    x = ensemble.layer_norm(u, *norm)
+    if reverse:
+        x = x.flip(2)
+        read = None if read is None else u.shape[2] - 1 - read
+    if read is not None and size.cell.name != "attention":
+        x = x[:, :, : int(read.max()) + 1]  # no later token reaches an asked one
+    y = cells.forward(size.cell, p, x, causal=not size.bidirectional, read=read)
+    return y.flip(2) if reverse and read is None else y
+
+
+def _mlp(p: Parameters, size: Size, i: int, u: Tensor) -> Tensor:
+    norm = p[f"{i}.norm2.weight"], p[f"{i}.norm2.bias"]
+    up, down = ((p[f"{i}.{n}"], p[f"{i}.{n}_bias"]) for n in ("up", "down"))
+    library = fused.library_for(None, u) if size.cell.fast else None
+    if library is not None:
+        return fused.mlp(library, norm, u, up, down)
+    h = silu(ensemble.linear(ensemble.layer_norm(u, *norm), *up))
+    return u + ensemble.linear(h, *down)
 
 
 def logits(p: Parameters, size: Size, tokens: Tensor, positions: Tensor) -> Tensor:
@@ -103,11 +142,9 @@ def logits(p: Parameters, size: Size, tokens: Tensor, positions: Tensor) -> Tens
     u = ensemble.embedding(p["embedding"], tokens)
     u = u + p["positions"][:, None, : tokens.shape[2]]
     for i in range(size.layers):
-        u = u + _mix(p, size, i, u)
-        if i == size.layers - 1:  # nothing after this mixes positions: keep the asked ones
-            u = u.gather(2, positions[..., None].expand(-1, -1, -1, u.shape[-1]))
-        h = ensemble.layer_norm(u, p[f"{i}.norm2.weight"], p[f"{i}.norm2.bias"])
-        h = silu(ensemble.linear(h, p[f"{i}.up"], p[f"{i}.up_bias"]))
-        u = u + ensemble.linear(h, p[f"{i}.down"], p[f"{i}.down_bias"])
+        # nothing after the last layer's cell mixes positions: only the asked ones go on
+        read = positions if i == size.layers - 1 else None
+        u = at(u, read) + _mix(p, size, i, u, read)
+        u = _mlp(p, size, i, u)
     u = ensemble.layer_norm(u, p["norm.weight"], p["norm.bias"])
     return ensemble.linear(u, p["embedding"])

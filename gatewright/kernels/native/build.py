@@ -27,8 +27,11 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(__file__).parent
-_SOURCES = ("ssd.cpp", "conv.cpp", "norm.cpp", "step.cpp", "loss.cpp")
-_HEADERS = ("vec.h",)
+_SOURCES = (
+    *("ssd.cpp", "conv.cpp", "norm.cpp", "step.cpp", "loss.cpp"),
+    *("rank_one.cpp", "recall_cell.cpp", "small_mlp.cpp"),
+)
+_HEADERS = ("vec.h", "rank_one.h", "recall_cell.h", "layer_norm.h")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _TIMEOUT_S = 300
 

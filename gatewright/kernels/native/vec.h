@@ -34,7 +34,7 @@ typedef uint32_t vu __attribute__((vector_size(VW * 4), may_alias));
 
 INLINE vf load(const float *p) { return *(const vfu *)p; }
 INLINE void store(float *p, vf v) { *(vfu *)p = v; }
-INLINE vf splat(float a) { return vf{} + a; }
+INLINE vf splat(float a) { return a - vf{}; }  // a + 0 would cost an addition: -0 + 0 is 0
 INLINE float sum(vf v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_add_ps((__m512)v);
@@ -196,13 +196,13 @@ static void transpose(int rows, int cols, const float *M, size_t ldm, float *T, 
   for (int i = 0; i < rows; i += 4)
     for (int j = 0; j < cols; j += 4) {
 #if defined(__SSE__)
-      __m128 a = _mm_load_ps(M + i * ldm + j), b = _mm_load_ps(M + (i + 1) * ldm + j);
-      __m128 c = _mm_load_ps(M + (i + 2) * ldm + j), d = _mm_load_ps(M + (i + 3) * ldm + j);
+      __m128 a = _mm_loadu_ps(M + i * ldm + j), b = _mm_loadu_ps(M + (i + 1) * ldm + j);
+      __m128 c = _mm_loadu_ps(M + (i + 2) * ldm + j), d = _mm_loadu_ps(M + (i + 3) * ldm + j);
       _MM_TRANSPOSE4_PS(a, b, c, d);
-      _mm_store_ps(T + j * ldt + i, a);
-      _mm_store_ps(T + (j + 1) * ldt + i, b);
-      _mm_store_ps(T + (j + 2) * ldt + i, c);
-      _mm_store_ps(T + (j + 3) * ldt + i, d);
+      _mm_storeu_ps(T + j * ldt + i, a);
+      _mm_storeu_ps(T + (j + 1) * ldt + i, b);
+      _mm_storeu_ps(T + (j + 2) * ldt + i, c);
+      _mm_storeu_ps(T + (j + 3) * ldt + i, d);
 #else
       for (int r = 0; r < 4; r++)
         for (int s = 0; s < 4; s++) T[(j + s) * ldt + i + r] = M[(i + r) * ldm + j + s];

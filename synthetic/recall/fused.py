@@ -1,0 +1,114 @@
+"""The harness's parts on C++ kernels: a cell with its LayerNorm and projections, and the MLP.
+
+They compute what `cells` and `model` spell out in PyTorch (a test compares every cell, its
+gradients too) and exist where the kernels do, for float32 on CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from gatewright.kernels.backend import native_for
+from gatewright.kernels.native import recall_cell, small_mlp
+from synthetic import ensemble
+from synthetic.ensemble import Parameters
+
+Linear = tuple[Tensor, Tensor]
+
+
+def at(x: Tensor, read: Tensor | None) -> Tensor:
+    """Return x (E, B, L, n) at the asked tokens `read` (E, B, Q); all of it for None."""
+    return x if read is None else x.gather(2, read[..., None].expand(-1, -1, -1, x.shape[-1]))
+
+
+def library_for(layout: recall_cell.Layout | None, x: Tensor) -> ctypes.CDLL | None:
+    """Return the kernels if they take these inputs, and this cell if one is given."""
+    library = native_for(x) if x.dtype == torch.float32 and x.numel() else None
+    if library is None or (layout is not None and not recall_cell.takes(library, layout)):
+        return None
+    return library
+
+
+def layout_of(name: str, width: int, heads: int, d_state: int) -> recall_cell.Layout:
+    """Return the columns of a cell's projections as `forward` lays them out."""
+    if name == "mamba2":  # [x | B | C | dt]
+        inner = 2 * width
+        return recall_cell.Layout(
+            *(name, d_state, inner),
+            q_at=inner + d_state,
+            k_at=inner,
+            v_at=0,
+            gate_at=inner + 2 * d_state,
+            gate_width=heads,
+            heads=heads,
+        )
+    after = 3 * width  # [q | k | v | gates]
+    groups = (width, width, 0, width, 2 * width)
+    if name == "deltanet":
+        return recall_cell.Layout(name, *groups, beta_at=after)
+    if name.startswith("gated_deltanet"):
+        gate_width = 1 if name == "gated_deltanet_scalar" else width
+        return recall_cell.Layout(
+            *("gated_deltanet", *groups), beta_at=after, gate_at=after + 1, gate_width=gate_width
+        )
+    return recall_cell.Layout(
+        *(name, *groups), gate_at=after, gate_width=width, rate_at=after + width
+    )
+
+
+def _folded(
+    weight: Tensor, bias: Tensor, norm_weight: Tensor, norm_bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return weight (E, o, i) and bias (E, o) with a LayerNorm's affine part before them."""
+    bias = torch.baddbmm(bias[..., None], weight, norm_bias[..., None]).squeeze(-1)
+    return weight * norm_weight[:, None], bias
+
+
+def cell(
+    library: ctypes.CDLL,
+    layout: recall_cell.Layout,
+    p: Parameters,
+    norm: tuple[Tensor, Tensor],
+    u: Tensor,
+    *,
+    read: Tensor | None,
+    reverse: bool,
+) -> Tensor:
+    """Return `cells.forward` of LN(u), from the last token to the first if `reverse`.
+
+    Args:
+        norm: weight and bias (E, d) of the LayerNorm.
+        u: the residual stream (E, B, L, d).
+        read: the asked tokens (E, B, Q), counted from the first in either direction.
+    """
+    mamba = layout.kind == "mamba2"
+    if mamba:
+        inner, mixed = layout.value_width, layout.mixed
+        w = p["in_proj"]  # [x | B | C | z | dt]
+        weights = [w[:, :mixed], w[:, mixed + inner :]]
+        biases = [w.new_zeros(len(w), mixed), p["dt_bias"]]
+    else:
+        gates = [n for n in ("beta", "gate", "decay", "rate") if n in p]
+        weights = [p["qkv"], *(p[n] for n in gates)]
+        biases = [u.new_zeros(len(u), layout.mixed), *(p[f"{n}_bias"] for n in gates)]
+    o = recall_cell.RecallCell.apply(
+        *(library, layout, u, *_folded(torch.cat(weights, 1), torch.cat(biases, 1), *norm)),
+        *(reverse, read, p.get("conv"), p.get("conv_bias"), p.get("removal")),
+        *((p["A_log"].exp(), p["skip"]) if mamba else (None, None)),
+    )
+    if mamba or "out_gate" in p:
+        gate = w[:, mixed : mixed + inner] if mamba else p["out_gate"]
+        o = o * silu(ensemble.linear(ensemble.layer_norm(at(u, read), *norm), gate))
+    return ensemble.linear(o, p["out_proj"])
+
+
+def mlp(
+    library: ctypes.CDLL, norm: tuple[Tensor, Tensor], u: Tensor, up: Linear, down: Linear
+) -> Tensor:
+    """Return u + down SiLU(up LN(u)) for u (E, ..., d); `up` and `down` are (weight, bias)."""
+    flat = u.flatten(1, -2)
+    return small_mlp.SmallMlp.apply(library, flat, *_folded(*up, *norm), *down).view(u.shape)

@@ -13,11 +13,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import FrameType
 
+from gatewright import cli
 from gatewright.errors import UserError
 from slurm import plan, scheduler, submission
 from slurm.site import Site
@@ -152,17 +152,13 @@ class Job:
         print(line, end="", flush=True)
 
 
-def main(argv: list[str]) -> int:
-    """Run `SUBMISSION STEP INDEX` inside a Slurm job."""
-    folder = Path(argv[0])
-    pipeline, site = submission.load(folder)
-    task = pipeline.tasks_of(argv[1])[int(argv[2])]
-    try:
-        return Job(folder, pipeline, site, task).main()
-    except UserError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return _BAD_INPUT
+def main(args: submission.TaskArgs) -> int:
+    """Run one task inside a Slurm job (sbatch files call this)."""
+    if "SLURM_JOB_ID" not in os.environ:
+        raise UserError("runs inside a Slurm job only; python -m slurm.pipeline submits one")
+    pipeline, site, task = args.load()
+    return Job(args.submission, pipeline, site, task).main()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    cli.run(main, submission.TaskArgs, prog="python -m slurm.job")

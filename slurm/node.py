@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from gatewright import cli
+from gatewright.errors import UserError
 from slurm import plan, submission
 from slurm.environment import environment
 from slurm.site import Site
@@ -158,8 +160,13 @@ def launch(task: Task, site: Site, run: Path) -> int:
     return run_command(argv, env, requests)
 
 
+def main(args: submission.TaskArgs) -> int:
+    """Run a task's command on this node (srun starts one of these on each)."""
+    if "SLURM_JOB_ID" not in os.environ:
+        raise UserError("runs inside a Slurm job only; python -m slurm.pipeline submits one")
+    _, site, task = args.load()
+    return launch(task, site, args.submission.parents[2])
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    frozen, site_settings = submission.load(folder)
-    chosen = frozen.tasks_of(sys.argv[2])[int(sys.argv[3])]
-    sys.exit(launch(chosen, site_settings, folder.parents[2]))
+    cli.run(main, submission.TaskArgs, prog="python -m slurm.node")

@@ -12,7 +12,7 @@ import tyro
 
 from gatewright import cli
 from gatewright.errors import UserError
-from slurm import job, local, plan, spec, submission
+from slurm import job, local, overrides, plan, spec, submission
 from slurm import site as sites
 from slurm.spec import Pipeline, Task
 
@@ -40,22 +40,9 @@ class Args:
     start_from: Annotated[str | None, tyro.conf.arg(name="from")] = None
     """Run this step and all that depend on it again, even if finished."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=VALUE, repeatable: another value for an entry of the file's [params]."""
-
-
-def overrides(settings: tuple[str, ...]) -> dict[str, str]:
-    """Split NAME=VALUE settings.
-
-    Raises:
-        UserError: one has no '='.
-    """
-    found: dict[str, str] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise UserError(f"--set {setting}: write it as NAME=VALUE")
-        found[name] = value
-    return found
+    """Repeatable. NAME=VALUE: another value for an entry of the file's [params]. STEP.KEY=VALUE:
+    other resources for a step (train.time=02:00:00), or train.flags="--x 1": words appended to
+    its command."""
 
 
 def main(args: Args) -> int:
@@ -63,7 +50,8 @@ def main(args: Args) -> int:
     if args.local == args.submit:
         raise UserError("choose one of --local (this machine) and --submit (Slurm)")
     site = sites.load(args.site) if args.submit or args.site else None
-    pipeline = spec.load(args.file, overrides(args.set), site.params if site else None)
+    changes = overrides.parse(args.set)
+    pipeline = spec.load(args.file, changes, site.params if site else None)
     run = (args.run or Path("runs") / pipeline.name).resolve()
     chosen = list(pipeline.tasks)
     forced: set[str] = set()
@@ -76,14 +64,13 @@ def main(args: Args) -> int:
         forced = pipeline.descendants(args.start_from)
     if args.submit:
         assert site is not None
-        return submit(args, pipeline, site, run, chosen, forced)
+        return submit(args, pipeline, site, changes, run, chosen, forced)
     if args.dry_run:
         return local.dry_run(pipeline, run, chosen, forced)
     if submission.folders(run) and submission.active_jobs(run, pipeline):
         raise UserError(f"{run}: has jobs in the queue: python -m slurm.cancel {run} first")
-    settings = {**(site.params if site else {}), **overrides(args.set)}
-    known = {key: value for key, value in settings.items() if key in pipeline.params}
-    local.keep_pipeline_file(pipeline, run, known)
+    known = {k: v for k, v in (site.params if site else {}).items() if k in pipeline.params}
+    local.keep_pipeline_file(pipeline, run, {**known, **changes})
     again = [a for a in sys.argv[1:] if not a.startswith("--from")]
     if args.start_from in again:
         again.remove(args.start_from)
@@ -94,6 +81,7 @@ def submit(
     args: Args,
     pipeline: Pipeline,
     site: sites.Site,
+    changes: dict[str, str],
     run: Path,
     chosen: list[Task],
     forced: set[str],
@@ -128,7 +116,7 @@ def submit(
         return 0
     steps = [pipeline.step(name) for name in pending]
     name = "dry-run" if args.dry_run else None
-    folder = submission.write(pipeline, run, site, overrides(args.set), steps, local.CODE, name)
+    folder = submission.write(pipeline, run, site, changes, steps, local.CODE, name)
     if args.dry_run:
         rows = submission.unqueued(pipeline, pending)
     else:

@@ -24,9 +24,6 @@ class Job:
     """PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, ..."""
     reason: str
     """Why it waits."""
-    elapsed: str = ""
-    time_left: str = ""
-    nodes: str = ""
 
     @property
     def active(self) -> bool:
@@ -116,8 +113,7 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
     found: dict[str, Job] = {}
     if not wanted:
         return found
-    form = "%i|%T|%r|%M|%L|%N"
-    done = _call("squeue", "-h", "-r", "-t", "all", "-o", form, "-j", ",".join(wanted))
+    done = _call("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r", "-j", ",".join(wanted))
     if done.returncode and "Invalid job id" not in done.stderr:
         raise UserError(f"squeue: {_last_line(done.stderr)}")
     if done.returncode and len(wanted) > 1:  # one forgotten job fails the whole question
@@ -125,8 +121,8 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
             found |= jobs([one])
         return found
     for line in done.stdout.splitlines():
-        job_id, state, reason, elapsed, left, nodes = [p.strip() for p in line.split("|")]
-        found[job_id] = Job(job_id, state, reason, elapsed, left, nodes)
+        job_id, state, reason = [p.strip() for p in line.split("|")]
+        found[job_id] = Job(job_id, state, reason)
     return found
 
 

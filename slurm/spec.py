@@ -34,6 +34,7 @@ from typing import Any
 
 from gatewright.cli import nearest
 from gatewright.errors import UserError
+from slurm import overrides as changes
 from slurm.step import NAME, Reader, Resources, Step, read_resources, read_step
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -272,7 +273,7 @@ def load(
     """Read and check a pipeline file.
 
     Args:
-        overrides: values for entries of `[params]`, from `--set NAME=VALUE`.
+        overrides: from `--set NAME=VALUE` and `--set STEP.KEY=VALUE` (slurm.overrides).
         site: the site's values; names that this pipeline does not have are for others.
 
     Raises:
@@ -304,13 +305,8 @@ def load(
     if not tables:
         raise UserError(f"{path}: has no [step.NAME]")
     params |= {key: text for key, text in (site or {}).items() if key in params}
-    for key, text in (overrides or {}).items():
-        if key not in params:
-            raise UserError(
-                f"--set {key}={text}: {path} has no such param{nearest(key, params)}; "
-                f"params: {', '.join(params) or 'none'}"
-            )
-        params[key] = text
+    changes.change_params(path, params, overrides or {})
+    changes.change_steps(path, tables, overrides or {})
     for key, value in params.items():
         if key in _RESERVED or key in tables or not isinstance(value, str | int | float):
             raise UserError(f"{path}: params.{key}: is a step, reserved, or no plain value")

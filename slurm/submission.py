@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tyro
+
 from gatewright import artifact
 from gatewright.errors import UserError
 from slurm import batch, plan, scheduler, spec
@@ -80,6 +82,32 @@ def load(folder: Path) -> tuple[Pipeline, Site]:
             site[field.name] = tuple(site[field.name])
     pipeline = spec.load(folder / "pipeline.toml", frozen["set"], site["params"])
     return pipeline, Site(**site)
+
+
+@dataclasses.dataclass
+class TaskArgs:
+    """Which task of which submission: what sbatch files and srun pass on, not for people."""
+
+    submission: tyro.conf.Positional[Path]
+    """Submission folder (RUN/pipeline/submissions/NNN)."""
+    step: tyro.conf.Positional[str]
+    """Step of the pipeline."""
+    index: tyro.conf.Positional[int]
+    """Index of the task in the step's matrix."""
+
+    def load(self) -> tuple[Pipeline, Site, Task]:
+        """Return the frozen pipeline and site, and the task.
+
+        Raises:
+            UserError: no such submission, step or task.
+        """
+        if not (self.submission / "settings.json").is_file():
+            raise UserError(f"{self.submission}: is no submission folder (no settings.json)")
+        pipeline, site = load(self.submission)
+        tasks = pipeline.tasks_of(pipeline.step(self.step).name)
+        if not 0 <= self.index < len(tasks):
+            raise UserError(f"step {self.step!r} has tasks 0 to {len(tasks) - 1}, no {self.index}")
+        return pipeline, site, tasks[self.index]
 
 
 def _files_known_to_git(code: Path) -> list[str] | None:

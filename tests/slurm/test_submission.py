@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from slurm import local, node, plan, spec, submission
 from slurm.site import Site
 from slurm.spec import Pipeline
@@ -142,3 +144,24 @@ def test_the_rendezvous_comes_from_slurms_variables() -> None:
     assert all(1024 < p < 32768 for p in [port, *other])
     assert node.master_port({**env, "SLURM_STEP_RESV_PORTS": "12001-12003"}) == 12001
     assert node.rendezvous(1, env)[-1] == "--rdzv-endpoint=localhost:0"
+
+
+@pytest.mark.parametrize("module", ["slurm.job", "slurm.node"])
+def test_the_inner_entry_points_say_what_they_are(module: str, tmp_path: Path) -> None:
+    def run(*words: str, **env: str) -> tuple[int, str]:
+        argv = [sys.executable, "-m", module, *words]
+        done = subprocess.run(
+            argv, cwd=ROOT, env={"PATH": "/nowhere", **env}, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    code, text = run("--help")
+    assert code == 0
+    assert "Submission folder" in text
+    assert run("x", "a", "0") == (
+        2,
+        "error: runs inside a Slurm job only; python -m slurm.pipeline submits one\n",
+    )
+    code, text = run(str(tmp_path), "a", "0", SLURM_JOB_ID="1")
+    assert (code, text.count("\n")) == (2, 1)
+    assert "is no submission folder" in text

@@ -68,7 +68,7 @@ class TableArgs:
     out: Path
     """Folder for results.jsonl, summary.json and the figure; an unfinished one is resumed."""
     parts: str = "fixed,shuffled,wall,lift,collision,s5"
-    """Parts of the table, comma-separated."""
+    """Parts of the table, comma-separated, in the order in which they run."""
     pairs: int = 32
     """K of the MQAR arms."""
     seeds: int = 5
@@ -77,6 +77,8 @@ class TableArgs:
     """Multiply every arm's steps (for a quick look; the verdicts then say little)."""
     sequences: int = 2048
     """Evaluation sequences."""
+    minutes: float | None = None
+    """Start no arm after this many minutes: the table ends with what it has, and names the rest."""
     threads: int = 2
     """Threads that torch may use."""
 
@@ -146,6 +148,8 @@ def run(args: RunArgs) -> None:
 def table(args: TableArgs) -> None:
     """Run the small table, its arms one after the other, each arm's seeds together."""
     positive(args, "pairs", "seeds", "scale_steps", "sequences", "threads")
+    if args.minutes is not None and args.minutes < 0:
+        raise UserError(f"--minutes {args.minutes:g}: give 0 (report what is there) or more")
 
     import torch
 
@@ -158,34 +162,49 @@ def table(args: TableArgs) -> None:
         every = arms.all_arms(args.pairs)
     except ValueError as e:
         raise UserError(str(e)) from e
-    config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
-    chosen = {name: arm for name, arm in every.items() if name.split("/")[0] in parts}
+    config = {k: v for k, v in vars(args).items() if k not in ("out", "threads", "minutes")}
+    chosen = {n: arm for part in parts for n, arm in every.items() if n.split("/")[0] == part}
+    begun = time.monotonic()
     with Sweep(args.out, "recall table", config) as sweep:
         for i, (name, arm) in enumerate(chosen.items(), start=1):
-            if sweep.has(arm=name):
+            start, cpu = time.monotonic(), time.process_time()
+            late = args.minutes is not None and start - begun >= 60 * args.minutes
+            if sweep.has(arm=name) or late:
                 continue
-            start = time.monotonic()
             arm = arms.scaled(arm, args.scale_steps)
             rows = runs.run(
                 arm, list(range(args.seeds)), args.sequences, f"[{i}/{len(chosen)}] {name}"
             )
-            seconds = round(time.monotonic() - start, 1)
-            sweep.add_all({"arm": name, **r, "arm_seconds": seconds} for r in rows)
+            cost = {
+                "arm_seconds": round(time.monotonic() - start, 1),
+                "arm_cpu_seconds": round(time.process_time() - cpu, 1),
+            }
+            sweep.add_all({"arm": name, **r, **cost} for r in rows)
+        if not sweep.rows:
+            raise UserError("--minutes ended before the first arm: nothing to report")
         lines = report.arm_rows(sweep.rows)
         found = report.verdicts(sweep.rows)
+        left = [name for name in chosen if not sweep.has(arm=name)]
         figure.draw(args.out, sweep.rows, lines)
-        seconds = sum({r["arm"]: r["arm_seconds"] for r in sweep.rows}.values())
+        seconds, cpu_seconds = (
+            sum({r["arm"]: r[f"arm_{kind}"] for r in sweep.rows}.values())
+            for kind in ("seconds", "cpu_seconds")
+        )
         sweep.finish(
             {
                 "arms": lines,
                 "verdicts": found,
                 "survivors": report.survivors(found),
+                "not_run": left,
                 "seconds": round(seconds, 1),
+                "cpu_seconds": round(cpu_seconds, 1),
             }
         )
     report.print_table(lines)
     print_verdicts(found)
-    print(f"trained for {seconds / 60:.1f} minutes in all")
+    print(f"trained for {seconds / 60:.1f} minutes in all, {cpu_seconds / 60:.1f} of CPU time")
+    if left:
+        print(f"not run: {', '.join(left)}")
 
 
 COMMANDS: dict[str, tuple[Callable[[Any], None], type]] = {

@@ -34,29 +34,38 @@ def library_for(layout: recall_cell.Layout | None, x: Tensor) -> ctypes.CDLL | N
 
 
 def layout_of(name: str, width: int, heads: int, d_state: int) -> recall_cell.Layout:
-    """Return the columns of a cell's projections as `forward` lays them out."""
-    if name == "mamba2":  # [x | B | C | dt]
+    """Return the columns of a cell's projections as `cell` lays them out."""
+    if name == "mamba2":  # [x | B | dt | C]; taps [x | B | C]
         inner = 2 * width
         return recall_cell.Layout(
             *(name, d_state, inner),
-            q_at=inner + d_state,
+            q_at=inner + d_state + heads,
             k_at=inner,
             v_at=0,
-            gate_at=inner + 2 * d_state,
+            q_tap=inner + d_state,
+            k_tap=inner,
+            v_tap=0,
+            gate_at=inner + d_state,
             gate_width=heads,
             heads=heads,
         )
-    after = 3 * width  # [q | k | v | gates]
-    groups = (width, width, 0, width, 2 * width)
-    if name == "deltanet":
-        return recall_cell.Layout(name, *groups, beta_at=after)
-    if name.startswith("gated_deltanet"):
-        gate_width = 1 if name == "gated_deltanet_scalar" else width
-        return recall_cell.Layout(
-            *("gated_deltanet", *groups), beta_at=after, gate_at=after + 1, gate_width=gate_width
-        )
+    # [k | v | gates | q]; taps [q | k | v]
+    gated = {"gated_deltanet": width, "gated_deltanet_scalar": 1}.get(name, 0)
+    delta, diagonal = name.endswith("deltanet") or gated, name == "rwkv7_diagonal"
+    gates = 1 + gated if delta else width if diagonal else 2 * width
+    after = 2 * width
     return recall_cell.Layout(
-        *(name, *groups), gate_at=after, gate_width=width, rate_at=after + width
+        *("gated_deltanet" if gated else name, width, width),
+        q_at=after + gates,
+        k_at=0,
+        v_at=width,
+        q_tap=0,
+        k_tap=width,
+        v_tap=2 * width,
+        beta_at=after,
+        gate_at=after + 1 if delta else after,
+        gate_width=gated if delta else width,
+        rate_at=after + width,
     )
 
 
@@ -85,18 +94,21 @@ def cell(
         u: the residual stream (E, B, L, d).
         read: the asked tokens (E, B, Q), counted from the first in either direction.
     """
-    mamba = layout.kind == "mamba2"
+    mamba, key = layout.kind == "mamba2", layout.key_width
     if mamba:
         inner, mixed = layout.value_width, layout.mixed
         w = p["in_proj"]  # [x | B | C | z | dt]
-        weights = [w[:, :mixed], w[:, mixed + inner :]]
-        biases = [w.new_zeros(len(w), mixed), p["dt_bias"]]
+        query, others = w[:, mixed - key : mixed], w[:, : mixed - key]
+        gates, gate_biases = [w[:, mixed + inner :]], [p["dt_bias"]]
     else:
-        gates = [n for n in ("beta", "gate", "decay", "rate") if n in p]
-        weights = [p["qkv"], *(p[n] for n in gates)]
-        biases = [u.new_zeros(len(u), layout.mixed), *(p[f"{n}_bias"] for n in gates)]
+        query, others = p["qkv"][:, :key], p["qkv"][:, key:]
+        names = [n for n in ("beta", "gate", "decay", "rate") if n in p]
+        gates, gate_biases = [p[n] for n in names], [p[f"{n}_bias"] for n in names]
+    weights = torch.cat([others, *gates, query], 1)
+    none = u.new_zeros(len(u), layout.mixed)
+    biases = torch.cat([none[:, key:], *gate_biases, none[:, :key]], 1)
     o = recall_cell.RecallCell.apply(
-        *(library, layout, u, *_folded(torch.cat(weights, 1), torch.cat(biases, 1), *norm)),
+        *(library, layout, u, *_folded(weights, biases, *norm)),
         *(reverse, read, p.get("conv"), p.get("conv_bias"), p.get("removal")),
         *((p["A_log"].exp(), p["skip"]) if mamba else (None, None)),
     )

@@ -8,6 +8,8 @@ The shapes are the recall harness's: 128 sequences of 96 tokens, state 32 x 32.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,92 +51,113 @@ def naive(name: str) -> ModuleType:
 
 
 def inputs() -> dict[str, Tensor]:
-    """Return q, k, v, log_w, a, b of the harness's shapes, keys normalised."""
+    """Return every case's inputs in the harness's shapes, keys normalised."""
     g = torch.Generator().manual_seed(0)
     shape = (SEQUENCES, TOKENS, WIDTH)
     q, k, v = (torch.randn(shape, generator=g) for _ in range(3))
     q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
     beta = torch.rand(SEQUENCES, TOKENS, 1, generator=g)
     log_w = -0.6 * torch.rand(shape, generator=g)
-    return {"q": q, "k": k, "v": v, "beta": beta, "log_w": log_w}
+    return {"q": q, "k": k, "v": v, "beta": beta, "log_w": log_w, "log_decay": log_w[..., :1]}
 
 
 Side = Callable[..., Tensor]
+SCALE = WIDTH**0.5  # the peers divide q by this
 
 
-def sides(name: str) -> tuple[Side, dict[str, Side], tuple[str, ...]]:
-    """Return our fast form, the peers by name, and the inputs a side takes."""
-    scale = WIDTH**0.5  # the peers divide q by this; they have a head axis of one
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A recurrence: our form, where the peers' are, and which inputs all of them take.
 
-    def head(x: Tensor) -> Tensor:
-        return x[:, None]
+    Attributes:
+        peers: functions of `naive(module)`, by what they are.
+        theirs: calls one of them with our inputs (they have a head axis, here of one).
+    """
 
-    if name == "delta rule":
-        module = naive("delta_rule")
+    name: str
+    inputs: tuple[str, ...]
+    ours: Side
+    module: str
+    peers: dict[str, str]
+    theirs: Callable[..., Tensor]
 
-        def ours(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-            none = torch.zeros_like(beta)
-            return rank_one_scan.chunked(q, k, beta * v, none, beta * k, k)
 
-        def theirs(f: Callable[..., tuple[Tensor, Tensor]]) -> Side:
-            def side(q: Tensor, k: Tensor, v: Tensor, beta: Tensor) -> Tensor:
-                return f(head(q * scale), head(k), head(v), head(beta[..., 0]))[0][:, 0]
+def _head_first(f: Side, *args: Tensor) -> Tensor:
+    return f(*(x[:, None] for x in args))[0][:, 0]
 
-            return side
 
-        peers = {
-            "recurrent": theirs(module.delta_rule_recurrence),
-            "chunkwise": theirs(module.delta_rule_chunkwise),
-        }
-        return ours, peers, ("q", "k", "v", "beta")
+def _head_third(f: Side, *args: Tensor) -> Tensor:
+    return f(*(x[:, :, None] for x in args))[0][:, :, 0]
 
-    module = naive("generalized_delta_rule/dplr")
 
-    def general(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_w: Tensor) -> Tensor:
-        return rank_one_scan.chunked(q, k, v, log_w, beta * k, k)
-
-    def their(f: Callable[..., tuple[Tensor, Tensor]]) -> Side:
-        def side(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, log_w: Tensor) -> Tensor:
-            args = (q * scale, k, v, beta * k, -k, log_w)
-            return f(*(head(x) for x in args))[0][:, 0]
-
-        return side
-
-    peers = {"recurrent": their(module.dplr_recurrence), "chunkwise": their(module.dplr_chunkwise)}
-    return general, peers, ("q", "k", "v", "beta", "log_w")
+CASES = (
+    Case(
+        "delta rule",
+        ("q", "k", "v", "beta"),
+        rank_one_scan.delta_scan,
+        "delta_rule",
+        {"recurrent": "delta_rule_recurrence", "chunkwise": "delta_rule_chunkwise"},
+        lambda f, q, k, v, beta: _head_first(f, q * SCALE, k, v, beta[..., 0]),
+    ),
+    Case(
+        "gated delta rule, one decay a token",
+        ("q", "k", "v", "beta", "log_decay"),
+        rank_one_scan.delta_scan,
+        "gated_delta_rule",
+        {"recurrent": "naive_recurrent_gated_delta_rule"},
+        lambda f, q, k, v, beta, g: _head_third(f, q * SCALE, k, v, beta[..., 0], g[..., 0]),
+    ),
+    Case(
+        "gated delta rule, one decay a token",
+        ("q", "k", "v", "beta", "log_decay"),
+        rank_one_scan.delta_scan,
+        "gated_delta_rule",
+        {"chunkwise": "naive_chunk_gated_delta_rule"},
+        lambda f, q, k, v, beta, g: _head_third(f, q * SCALE, k, v, g[..., 0], beta[..., 0]),
+    ),
+    Case(
+        "diagonal decay",
+        ("q", "k", "v", "log_w"),
+        rank_one_scan.scan,
+        "gla",
+        {"recurrent": "naive_recurrent_gla"},
+        lambda f, q, k, v, w: _head_third(f, q * SCALE, k, v, w),
+    ),
+    Case(
+        "diagonal plus rank one",
+        ("q", "k", "v", "beta", "log_w"),
+        lambda q, k, v, beta, w: rank_one_scan.scan(q, k, v, w, beta * k, k),
+        "generalized_delta_rule/dplr",
+        {"recurrent": "dplr_recurrence", "chunkwise": "dplr_chunkwise"},
+        lambda f, q, k, v, beta, w: _head_first(f, q * SCALE, k, v, beta * k, -k, w),
+    ),
+)
 
 
 def run(options: Options) -> Iterator[Result]:
     torch.set_num_threads(options.threads)
     values = inputs()
-    for name in ("delta rule", "diagonal plus rank one"):
-        ours, peers, wanted = sides(name)
-        args = [values[w].clone().requires_grad_() for w in wanted]
-        weight = torch.randn(SEQUENCES, TOKENS, WIDTH)
+    weight = torch.randn(SEQUENCES, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
 
-        def step(
-            f: Side, args: list[Tensor] = args, weight: Tensor = weight
-        ) -> tuple[Tensor, tuple[Tensor, ...]]:
-            out = f(*args)
-            return out, torch.autograd.grad((out * weight).sum(), args)
+    def step(f: Side, args: list[Tensor]) -> tuple[Tensor, ...]:
+        out = f(*args)
+        return out, *torch.autograd.grad((out * weight).sum(), args)
 
-        want, gradients = step(ours)
-        for kind, peer in peers.items():
-            got, theirs = step(peer)
-            torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-            for x, y in zip(theirs, gradients, strict=True):
-                torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
-
-            def our_side(ours: Side = ours, step: Callable = step) -> object:
-                return step(ours)
-
-            def peer_side(peer: Side = peer, step: Callable = step) -> object:
-                return step(peer)
-
-            mine, other = in_turn(options.repeats, our_side, peer_side)
+    for case in CASES:
+        args = [values[w].clone().requires_grad_() for w in case.inputs]
+        want = step(case.ours, args)
+        for kind, name in case.peers.items():
+            peer = functools.partial(case.theirs, getattr(naive(case.module), name))
+            for x, y in zip(step(peer, args), want, strict=True):
+                torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3)
+            mine, other = in_turn(
+                options.repeats,
+                functools.partial(step, case.ours, args),
+                functools.partial(step, peer, args),
+            )
             yield result(
                 options,
-                f"{name}, forward + backward",
+                f"{case.name}, forward + backward",
                 mine * 1e3,
                 other * 1e3,
                 "ms",

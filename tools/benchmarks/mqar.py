@@ -1,53 +1,53 @@
-"""Training seeds of a recall cell together against one after the other, seconds.
+"""Training the recall harness at MQAR K = 32, seconds a seed, against one seed at a time.
 
-Both sides are `python -m synthetic.recall run` with the same steps; ours trains three seeds in
-one process, the peer three processes of one seed, start-up included on both sides.
+Ours is what `python -m synthetic.recall table` does: five seeds in one process on the C++
+kernels.  Peers are the same harness training one seed, on the kernels and in plain PyTorch.
+A few steps are timed in one process, after a warm-up, and counted up to the whole run of the
+table (2,000 steps for the delta family, 5,000 for Mamba-2, batches of 128); the evaluation
+at its end is not in it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
+from unittest import mock
 
+import torch
+
+from synthetic.recall import arms, runs
 from tools.benchmarks.harness import Options, Result, in_turn, result
 
 ALLOCATORS = ("tuned",)
-SEEDS, STEPS = 3, 60
-MOST_REPEATS = 2
+THREADS = (1,)
+PAIRS, SEEDS, STEPS = 32, 5, 12
+CELLS = (("gated_deltanet", "delta family (gated DeltaNet)"), ("mamba2", "diagonal (Mamba-2)"))
+
+
+def _train(arm: runs.Arm, seeds: int, kernels: str) -> None:
+    with mock.patch.dict(os.environ, GATEWRIGHT_KERNELS=kernels, GATEWRIGHT_QUIET="1"):
+        runs.train(arm, list(range(seeds)), "mqar")
 
 
 def run(options: Options) -> Iterator[Result]:
-    root = Path(__file__).resolve().parents[2]
-
-    def train(seeds: int) -> None:
-        with tempfile.TemporaryDirectory() as tmp:
-            command = [
-                *(sys.executable, "-m", "synthetic.recall", "run"),
-                *("--cell", "gated_deltanet", "--conv", "--pairs", "32", "--sequences", "256"),
-                *("--seeds", str(seeds), "--steps", str(STEPS)),
-                *("--threads", str(options.threads), "--out", str(Path(tmp) / "run")),
-            ]
-            quiet = {**os.environ, "GATEWRIGHT_QUIET": "1"}
-            subprocess.run(command, cwd=root, env=quiet, check=True, stdout=subprocess.DEVNULL)
-
-    def together() -> None:
-        train(SEEDS)
-
-    def one_by_one() -> None:
-        for _ in range(SEEDS):
-            train(1)
-
-    repeats = min(options.repeats, MOST_REPEATS)
-    ours, peer = in_turn(repeats, together, one_by_one)
-    yield result(
-        options,
-        f"{SEEDS} seeds of gated DeltaNet, MQAR K = 32, {STEPS} steps",
-        ours,
-        peer,
-        "s",
-        "one seed at a time",
-    )
+    torch.set_num_threads(options.threads)
+    for cell, name in CELLS:
+        whole = arms.mqar(cell, True, PAIRS)  # type: ignore[arg-type]
+        few = dataclasses.replace(whole, steps=STEPS)
+        sides = [
+            functools.partial(_train, few, seeds, kernels)
+            for seeds, kernels in ((SEEDS, "auto"), (1, "auto"), (1, "torch"))
+        ]
+        ours, alone, plain = in_turn(options.repeats, *sides)
+        up = whole.steps / STEPS
+        for peer, label in ((alone, "C++ kernels"), (plain, "plain PyTorch")):
+            yield result(
+                options,
+                f"{name}, MQAR K = {PAIRS}, {whole.steps} steps, {SEEDS} seeds together",
+                ours * up / SEEDS,
+                peer * up,
+                "s a seed",
+                f"one seed at a time, {label}",
+            )

@@ -14,6 +14,19 @@
 namespace {
 using recall_cell::Cell;
 
+// C (rows x n) from A and B; rows beyond the last, up to 16, may be computed too.
+template <Acc ACC>
+void product(int rows, int n, int k, const float *A, size_t lda, const float *B, size_t ldb,
+             float *C, size_t ldc) {
+  constexpr int FEW = 6;
+  int whole = rows / BLOCK * BLOCK, rest = rows - whole;
+  if (rest > FEW) whole += BLOCK, rest = 0;
+  gemm<false, ACC>(whole, n, k, A, lda, B, ldb, C, ldc);
+  for (int j = 0; j < n && rest; j += BLOCK)
+    micro<FEW, BLOCK / VW, false, ACC>(k, A + whole * lda, lda, B + j, ldb, C + whole * ldc + j,
+                                       ldc, nullptr);
+}
+
 class Worker {
  public:
   explicit Worker(const RecallCellArgs &args)
@@ -53,6 +66,7 @@ class Worker {
   Cell cell;
   Scratch pool;
   const int L, D, C, lp, dp, cp;
+  int columns;  // of the current sequence, see `dense`
   float *x, *dx, *inverse, *proj, *dproj, *weight, *turned, *dturned, *bias, *dbias;
 
   float *zeros(size_t n) {
@@ -61,24 +75,53 @@ class Worker {
     return p;
   }
 
+  // Columns from here on are projected for the tokens that need q only, if these are few.
+  int dense(int64_t row) {
+    int needing = cell.mark(row);
+    return 2 * needing > L ? cp : std::min(cp, Cell::up(C - (int)a.key_width));
+  }
+
   void project(int64_t row) {
     const float *u = a.u + row * a.tokens * D;
-    for (int t = 0; t < L; t++) inverse[t] = normalise(u + cell.order(t) * D, D, x + t * dp);
-    for (int t = 0; t < lp; t++) memcpy(proj + t * cp, bias, sizeof(float) * cp);
-    gemm<false, ADD>(lp, cp, dp, x, dp, turned, cp, proj, cp);
+    columns = dense(row);
+    for (int t = 0; t < L; t++) {
+      inverse[t] = normalise(u + cell.order(t) * D, D, x + t * dp);
+      memcpy(proj + t * cp, bias, sizeof(float) * cp);
+    }
+    product<ADD>(L, columns, dp, x, dp, turned, cp, proj, cp);
+    for (int t = 0; t < L; t++)
+      for (int j = columns; j < cp && cell.needs_q(t); j += VW) {
+        vf total = load(bias + j);
+        for (int d = 0; d < D; d++) total += x[t * dp + d] * load(turned + d * cp + j);
+        store(proj + t * cp + j, total);
+      }
   }
 
   void back(int64_t row) {
     cell.backward(row, proj, dproj);
-    gemm<false, SET>(lp, dp, cp, dproj, cp, weight, dp, dx, dp);
-    gemm<true, ADD>(dp, cp, lp, x, dp, dproj, cp, dturned, cp);
+    product<SET>(L, dp, columns, dproj, cp, weight, dp, dx, dp);
+    gemm<true, ADD>(dp, columns, L, x, dp, dproj, cp, dturned, cp);
     for (int t = 0; t < L; t++)
-      for (int j = 0; j < cp; j += VW)
-        store(dbias + j, load(dbias + j) + load(dproj + t * cp + j));
+      if (columns < cp && cell.needs_q(t)) back_q(dproj + t * cp, x + t * dp, dx + t * dp);
+    for (int j = 0; j < cp; j += VW) {
+      vf total = load(dbias + j);
+      for (int t = 0; t < L; t++) total += load(dproj + t * cp + j);
+      store(dbias + j, total);
+    }
     float *du = a.du + row * a.tokens * D;
     if (L < a.tokens) memset(du, 0, sizeof(float) * a.tokens * D);
     for (int t = 0; t < L; t++)
       back_normalise(dx + t * dp, x + t * dp, inverse[t], D, du + cell.order(t) * D);
+  }
+
+  void back_q(const float *from, const float *x, float *dx) {
+    for (int c = columns; c < C; c++)
+      for (int j = 0; j < dp; j += VW) store(dx + j, load(dx + j) + from[c] * load(weight + c * dp + j));
+    for (int d = 0; d < D; d++)
+      for (int j = columns; j < cp; j += VW) {
+        float *to = dturned + d * cp + j;
+        store(to, load(to) + x[d] * load(from + j));
+      }
   }
 };
 

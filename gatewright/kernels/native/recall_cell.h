@@ -1,8 +1,8 @@
 // What a small recurrent cell does between its projections, for one sequence in the caches:
 // short convolution, SiLU, key norms, gates, the rank-one recurrence, and all of it backwards.
 //
-// `proj` holds a token's projections in a row: the three convolved groups first (`mixed`
-// columns, in any order), then the gates' pre-activations.  See recall_cell.py.
+// `proj` holds a token's projections in a row: k, v and the gates' pre-activations in any order,
+// then q, which only asked tokens need.  See recall_cell.py.
 
 #pragma once
 #include <cstdlib>
@@ -13,7 +13,9 @@ extern "C" {
 struct RecallCellArgs {
   int64_t members, sequences, tokens, width, used, reverse;  // used: tokens computed, see below
   int64_t columns, key_width, value_width, heads, kind, reads;
-  int64_t q_at, k_at, v_at, mixed, beta_at, gate_at, gate_width, rate_at, block, threads;
+  int64_t q_at, k_at, v_at, beta_at, gate_at, gate_width, rate_at;  // columns of proj
+  int64_t mixed, q_tap, k_tap, v_tap;  // the convolved columns, and where a group's taps are
+  int64_t block, threads;
   const float *u;            // (members, sequences, tokens, width)
   const float *weight;       // (members, columns, width)
   const float *bias;         // (members, columns)
@@ -62,7 +64,7 @@ INLINE float dot(const float *a, const float *b, int n) {
 
 // Some columns of the projections and what becomes of them.
 struct Group {
-  int at, width, padded;
+  int at, tap, width, padded;  // first column, first of its taps
   float *x;               // (TAPS - 1 + length, padded): the columns after TAPS - 1 zero rows
   float *pre, *y;         // (length, padded): the convolution, its SiLU
   float *dy, *dx;         // gradients, dx as x
@@ -78,7 +80,7 @@ class Cell {
   Scratch pool;
   Group q, k, v;
   Sequence s;
-  uint8_t *read;
+  uint8_t *read, *needed;
   float *q_inverse, *k_inverse, *b_inverse, *q_hat, *k_hat, *beta, *gate, *rate, *w, *ra, *rb;
   float *values, *removal, *dremoval, *dhead;
   const float *proj;
@@ -103,17 +105,17 @@ class Cell {
     size_t wide = std::max(kp, vp);
     pool.begin((size_t)(lp + TAPS) * (30 * wide + 8 * hp + 40) + 64 * wide +
                (CHUNK + 1) * 8 * kp + 4096);
-    auto group = [&](Group &g, int64_t at, int width, int padded) {
-      g.at = (int)at, g.width = width, g.padded = padded;
+    auto group = [&](Group &g, int64_t at, int64_t tap, int width, int padded) {
+      g.at = (int)at, g.tap = (int)tap, g.width = width, g.padded = padded;
       g.x = zeros((size_t)(L + TAPS - 1) * padded), g.dx = zeros((size_t)(L + TAPS - 1) * padded);
       g.pre = zeros((size_t)L * padded), g.y = zeros((size_t)L * padded);
       g.dy = zeros((size_t)L * padded);
       g.taps = zeros((TAPS + 1) * padded), g.dtaps = zeros((TAPS + 1) * padded);
     };
-    group(q, a.q_at, K, kp);
-    group(k, a.k_at, K, kp);
-    group(v, a.v_at, V, vp);
-    read = (uint8_t *)zeros(lp / 4);
+    group(q, a.q_at, a.q_tap, K, kp);
+    group(k, a.k_at, a.k_tap, K, kp);
+    group(v, a.v_at, a.v_tap, V, vp);
+    read = (uint8_t *)zeros(lp / 4), needed = (uint8_t *)zeros(lp / 4);
     q_inverse = zeros(lp), k_inverse = zeros(lp), b_inverse = zeros(lp), beta = zeros(lp);
     q_hat = zeros((size_t)L * kp), k_hat = zeros((size_t)L * kp);
     gate = zeros((size_t)L * std::max(kp, hp)), rate = zeros((size_t)L * std::max(kp, hp));
@@ -148,8 +150,8 @@ class Cell {
       clear(g->dtaps, (size_t)(TAPS + 1) * g->padded);
       if (!a.taps) continue;
       for (int i = 0; i < TAPS; i++)
-        memcpy(g->taps + i * g->padded, a.taps + (m * TAPS + i) * a.mixed + g->at, 4 * g->width);
-      memcpy(g->taps + TAPS * g->padded, a.tap_bias + m * a.mixed + g->at, 4 * g->width);
+        memcpy(g->taps + i * g->padded, a.taps + (m * TAPS + i) * a.mixed + g->tap, 4 * g->width);
+      memcpy(g->taps + TAPS * g->padded, a.tap_bias + m * a.mixed + g->tap, 4 * g->width);
     }
     if (a.removal) memcpy(removal, a.removal + m * K, 4 * K);
     clear(dremoval, kp);
@@ -159,7 +161,7 @@ class Cell {
   void end_member(float *to) const {  // taps (4, mixed), bias (mixed), removal, head rate, skip
     for (const Group *g : {&q, &k, &v})
       for (int i = 0; i <= TAPS; i++)
-        memcpy(to + i * a.mixed + g->at, g->dtaps + i * g->padded, 4 * g->width);
+        memcpy(to + i * a.mixed + g->tap, g->dtaps + i * g->padded, 4 * g->width);
     to += (TAPS + 1) * a.mixed;
     memcpy(to, dremoval, 4 * K);
     memcpy(to + K, dhead, 4 * H);
@@ -266,12 +268,22 @@ class Cell {
     return order(a.positions ? a.positions[row * a.reads + i] : i);
   }
 
+  // Which tokens of a sequence are read, and which therefore need their q columns.
+  // Returns how many do.
+  int mark(int64_t row) {
+    if (!a.positions) return L;
+    memset(read, 0, L), memset(needed, 0, L);
+    for (int64_t i = 0; i < a.reads; i++) {
+      int t = (int)token(row, i);
+      read[t] = 1;
+      for (int c = 0; c < (a.taps ? TAPS : 1) && c <= t; c++) needed[t - c] = 1;
+    }
+    return (int)std::count(needed, needed + L, 1);
+  }
+  bool needs_q(int t) const { return !a.positions || needed[t]; }
+
   void begin(int64_t row, const float *projections, bool checkpoints) {
     proj = projections;
-    if (a.positions) {
-      memset(read, 0, L);
-      for (int64_t i = 0; i < a.reads; i++) read[token(row, i)] = 1;
-    }
     s.removed = a.removed ? a.removed + row * L * vp : nullptr;
     s.checkpoints = checkpoints ? a.checkpoints + row * chunks * vp * kp : nullptr;
     convolve(q, false);

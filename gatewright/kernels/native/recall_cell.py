@@ -16,6 +16,10 @@ _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 KINDS = ("deltanet", "gated_deltanet", "rwkv7", "rwkv7_diagonal", "mamba2")
 _BLOCK = 8  # sequences whose gradients of the small parameters are summed in C++
 _TAPS = 4
+_COLUMNS = (
+    *("q_at", "k_at", "v_at", "beta_at", "gate_at", "gate_width", "rate_at"),
+    *("mixed", "q_tap", "k_tap", "v_tap"),
+)
 _SMALL = ("tap_bias", "removal", "head_rate", "skip")
 _PAD = 16  # widths and value rows are padded to this
 
@@ -26,8 +30,7 @@ class RecallCellArgs(ctypes.Structure):
     _fields_ = (
         *((n, _I64) for n in ("members", "sequences", "tokens", "width", "used", "reverse")),
         *((n, _I64) for n in ("columns", "key_width", "value_width", "heads", "kind", "reads")),
-        *((n, _I64) for n in ("q_at", "k_at", "v_at")),
-        *((n, _I64) for n in ("mixed", "beta_at", "gate_at", "gate_width", "rate_at")),
+        *((n, _I64) for n in _COLUMNS),
         *((n, _I64) for n in ("block", "threads")),
         *((n, _PTR) for n in ("u", "weight", "bias", "taps", "tap_bias", "removal")),
         *((n, _PTR) for n in ("head_rate", "skip", "positions", "out", "removed")),
@@ -43,9 +46,10 @@ class Layout:
         kind: one of KINDS; `gated_deltanet` with a gate_width of 1 has one gate a token.
         key_width, value_width: K and V of the state.
         heads: Mamba-2's; heads of V / heads value rows have their own decay.
-        q_at, k_at, v_at: first columns of the three groups that the convolution covers; they
-            fill columns 0 to 2 K + V.
+        q_at, k_at, v_at: first columns of the three groups that the convolution covers; q is
+            last of all columns.
         beta_at, gate_at, rate_at: first columns of the gates' pre-activations.
+        q_tap, k_tap, v_tap: where each group's taps begin in the convolution's 2 K + V.
     """
 
     kind: str
@@ -54,6 +58,9 @@ class Layout:
     q_at: int
     k_at: int
     v_at: int
+    q_tap: int
+    k_tap: int
+    v_tap: int
     beta_at: int = 0
     gate_at: int = 0
     gate_width: int = 0
@@ -170,9 +177,7 @@ def _arguments(
     assert u is not None
     assert weight is not None
     args = RecallCellArgs(*u.shape, used, reverse, weight.shape[1])
-    for name in ("key_width", "value_width", "heads", "q_at", "k_at", "v_at", "mixed"):
-        setattr(args, name, getattr(layout, name))
-    for name in ("beta_at", "gate_at", "gate_width", "rate_at"):
+    for name in ("key_width", "value_width", "heads", *_COLUMNS):
         setattr(args, name, getattr(layout, name))
     args.kind = KINDS.index(layout.kind)
     args.reads = 0 if positions is None else positions.shape[2]

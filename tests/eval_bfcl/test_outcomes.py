@@ -1,3 +1,5 @@
+import json
+import random
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -176,3 +178,64 @@ def test_arguments_of_any_shape_never_break_the_judgement(ask: Callable[..., Jud
             text = call_text((call.name, dict.fromkeys(call.arguments, value)))
             judged = ask("simple_python", n, text)
             assert judged.outcome in ("wrong_arguments", "correct")
+
+
+PIECES = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<|im_end|>",
+        "<think>",
+        "</think>",
+        "\n",
+        " ",
+        "[",
+        "]",
+        "{",
+        "}",
+    ),
+    *(
+        '{"name": ',
+        '"arguments": ',
+        '"calculate_triangle_area"',
+        '"made_up"',
+        ", ",
+        ": ",
+        '"base"',
+        "10",
+    ),
+    *("<|python_tag|>", "<TOOLCALL>", "</TOOLCALL>", "f(", "x=", ")", "\\u0000", "null", "1e9"),
+    call_text(GOOD),
+    call_text(("made_up", {})),
+    json.dumps({"name": GOOD[0], "arguments": GOOD[1]}),
+    "[calculate_triangle_area(base=10, height=5)]",
+]
+
+
+@pytest.mark.parametrize("style", ["hermes", "llama3", "nemotron", "python"])
+def test_whatever_is_written_has_exactly_one_outcome(
+    ask: Callable[..., Judged], style: str
+) -> None:
+    """Random texts of telling pieces: outcomes, verdicts and calls never contradict each other."""
+    rng = random.Random(style)
+    seen: set[str] = set()
+    for _ in range(400):
+        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 9)))
+        for split in ("simple_python", "irrelevance"):
+            judged = ask(split, 0, text, style=style)
+            assert judged.outcome in OUTCOMES
+            assert judged.outcome != "error"
+            assert judged.valid_call == bool(judged.calls)
+            if split == "irrelevance":
+                assert (judged.outcome == "correct") == (not judged.calls)
+                continue
+            seen.add(judged.outcome)
+            assert (judged.outcome == "correct") == judged.official_valid
+            assert (judged.outcome in ("no_call", "unparseable")) == (not judged.calls)
+            assert (judged.outcome == "unparseable") <= (judged.error_type == "unparseable")
+            known = {"calculate_triangle_area"}
+            if judged.outcome in ("correct", "wrong_arguments"):
+                assert {c.name for c in judged.calls} == known
+            if judged.outcome == "hallucinated":
+                assert {c.name for c in judged.calls} - known
+    assert {"correct", "hallucinated", "no_call", "unparseable"} <= seen

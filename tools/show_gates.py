@@ -1,7 +1,7 @@
 """Show the gates of a checkpoint: `python -m tools.show_gates CKPT [CKPT2] [--json]`.
 
 Prints the effective length tau of every layer's heads, the share of heads that remember beyond
-4K, 16K and 64K tokens, and a histogram; with two checkpoints of one model also how far the
+given context lengths, and a histogram; with two checkpoints of one model also how far the
 gates moved between them (the paper's drift table).
 """
 
@@ -26,6 +26,8 @@ class Args:
     """One checkpoint folder, or two of the same model (before, after)."""
     json: bool = False
     """Print everything, per head, as JSON instead of tables."""
+    context_lengths: str = "4096,16384,65536"
+    """Lengths in tokens for which the share of heads that remember longer is given."""
     svg: Path | None = None
     """Also write a figure of tau per layer and head to this file."""
     calibrate: Path | None = None
@@ -38,6 +40,7 @@ def main(args: Args) -> None:
 
     if len(args.checkpoints) not in (1, 2):
         raise UserError("name one checkpoint folder, or two of the same model")
+    contexts = cli.numbers("--context-lengths", args.context_lengths, int, least=1)
     dt_from = "weights" if args.calibrate is None else "data"
     found: list[list[statistics.LayerGates]] = []
     shown: list[dict[str, Any]] = []
@@ -55,12 +58,12 @@ def main(args: Args) -> None:
             "dt_from": dt_from,
             "warnings": list(gates.warnings),
         }
-        shown.append(statistics.as_json(found[-1], source))
+        shown.append(statistics.as_json(found[-1], source, contexts))
     moved = statistics.drift(*found) if len(found) == 2 else None
     if args.svg is not None:
         titles = [(str(path), layers) for path, layers in zip(args.checkpoints, found, strict=True)]
         try:
-            args.svg.write_text(figure.tau_svg(titles, dt_from), encoding="utf-8")
+            args.svg.write_text(figure.tau_svg(titles, dt_from, contexts), encoding="utf-8")
         except OSError as e:
             raise UserError(f"--svg {args.svg}: cannot be written ({e.strerror})") from e
     if args.json:
@@ -70,7 +73,7 @@ def main(args: Args) -> None:
     for path, layers, about in zip(args.checkpoints, found, shown, strict=True):
         for warning in about["warnings"]:
             print(f"warning: {warning}")
-        print(tables.gates_table(layers, str(path), dt_from))
+        print(tables.gates_table(layers, str(path), dt_from, contexts))
     if moved is not None:
         print(tables.drift_table(moved))
 

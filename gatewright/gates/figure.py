@@ -11,6 +11,7 @@ from html import escape
 import numpy as np
 
 from gatewright.gates.statistics import CONTEXTS, LayerGates
+from gatewright.gates.tables import context_name
 
 COLOURS = ("#1f6feb", "#d1242f")
 """First and second checkpoint."""
@@ -40,7 +41,11 @@ class _Scale:
         return float(_LEFT + (layer - self.first + 0.5) / span * (_RIGHT - _LEFT))
 
 
-def tau_svg(checkpoints: Sequence[tuple[str, Sequence[LayerGates]]], dt_from: str) -> str:
+def tau_svg(
+    checkpoints: Sequence[tuple[str, Sequence[LayerGates]]],
+    dt_from: str,
+    contexts: Sequence[int] = CONTEXTS,
+) -> str:
     """Return an SVG of one or two checkpoints' effective lengths.
 
     Args:
@@ -53,7 +58,7 @@ def tau_svg(checkpoints: Sequence[tuple[str, Sequence[LayerGates]]], dt_from: st
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
         f'viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        *_axes(scale, dt_from),
+        *_axes(scale, dt_from, contexts),
     ]
     edges = np.linspace(scale.low, scale.high, BINS + 1)
     counts = [np.histogram(np.log10(tau), bins=edges)[0] for tau in taus]
@@ -68,7 +73,7 @@ def tau_svg(checkpoints: Sequence[tuple[str, Sequence[LayerGates]]], dt_from: st
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _axes(scale: _Scale, dt_from: str) -> list[str]:
+def _axes(scale: _Scale, dt_from: str, contexts: Sequence[int]) -> list[str]:
     parts = []
     for power in range(int(scale.low), int(scale.high) + 1):
         y = scale.y(10.0**power)
@@ -76,13 +81,13 @@ def _axes(scale: _Scale, dt_from: str) -> list[str]:
         parts.append(
             f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>'
         )
-    for context in CONTEXTS:
+    for context in contexts:
         if 10**scale.low < context < 10**scale.high:
             y = scale.y(context)
             parts.append(
                 f'<path d="M{_LEFT} {y:.1f}H{_HISTOGRAM[1]}" stroke="#888" stroke-dasharray="4 3"/>'
                 f'<text x="{_RIGHT - 2}" y="{y - 3:.1f}" text-anchor="end" fill="#555">'
-                f"{context // 1024}K</text>"
+                f"{context_name(context)}</text>"
             )
     step = max(1, (scale.last - scale.first + 1) // 12)
     for layer in range(scale.first, scale.last + 1, step):

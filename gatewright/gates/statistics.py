@@ -18,7 +18,7 @@ from gatewright.gates.edits import Dts
 from gatewright.gates.find import Gate, Gates
 
 CONTEXTS = (4096, 16384, 65536)
-"""Context lengths for which the share of longer-remembering heads is given (4K, 16K, 64K)."""
+"""Context lengths for which the share of longer-remembering heads is given by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +115,13 @@ def drift(before: Sequence[LayerGates], after: Sequence[LayerGates]) -> dict[str
     }
 
 
-def as_json(layers: Sequence[LayerGates], source: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(
+    layers: Sequence[LayerGates], source: Mapping[str, Any], contexts: Sequence[int] = CONTEXTS
+) -> dict[str, Any]:
     """Return everything about a checkpoint's gates; `tools.scale_gates --from` reads it too."""
     return {
         **source,
-        "summary": summary(layers),
+        "summary": summary(layers, contexts),
         "layers": [
             {
                 "layer": x.layer,

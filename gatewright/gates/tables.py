@@ -14,24 +14,31 @@ def _tokens(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
-def gates_table(layers: Sequence[LayerGates], title: str, dt_from: str) -> str:
+def context_name(tokens: int) -> str:
+    """Return `4K` for 4096, and lengths that are no multiple of 1024 in full."""
+    return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
+
+
+def gates_table(
+    layers: Sequence[LayerGates], title: str, dt_from: str, contexts: Sequence[int] = CONTEXTS
+) -> str:
     """Return a table of tau per layer, then medians, shares and a histogram over all heads."""
     lines = [f"{title}  (tau in tokens, dt from {dt_from})"]
-    beyond = [f">{c // 1024}K" for c in CONTEXTS]
+    beyond = [">" + context_name(c) for c in contexts]
     lines.append(
         f"{'layer':>5} {'heads':>6} {'min':>10} {'q25':>10} {'median':>10} {'q75':>10} {'max':>12}"
         + "".join(f" {b:>6}" for b in beyond)
     )
     for x in layers:
         q = np.quantile(x.tau, (0.0, 0.25, 0.5, 0.75, 1.0))
-        shares = "".join(f" {(x.tau > c).mean():>6.1%}" for c in CONTEXTS)
+        shares = "".join(f" {(x.tau > c).mean():>6.1%}" for c in contexts)
         lines.append(
             f"{x.layer:>5} {x.tau.size:>6} {_tokens(q[0]):>10} {_tokens(q[1]):>10} "
             f"{_tokens(q[2]):>10} {_tokens(q[3]):>10} {_tokens(q[4]):>12}{shares}"
         )
-    found = summary(layers)
+    found = summary(layers, contexts)
     q = found["tau"]
-    shares = "".join(f" {found['share_beyond'][str(c)]:>6.1%}" for c in CONTEXTS)
+    shares = "".join(f" {found['share_beyond'][str(c)]:>6.1%}" for c in contexts)
     lines.append(
         f"{'all':>5} {found['heads']:>6} {_tokens(q['min']):>10} {_tokens(q['q25']):>10} "
         f"{_tokens(q['median']):>10} {_tokens(q['q75']):>10} {_tokens(q['max']):>12}{shares}"

@@ -59,7 +59,7 @@ InactiveLimit=0
 MinJobAge=3600
 MaxArraySize=1001
 JobRequeue=1
-NodeName=n[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + 1))-$((base + nodes)) CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN
+NodeName=n[1-$nodes] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + 1))-$((base + nodes)) CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=16000 State=UNKNOWN
 PartitionName=gpu Nodes=n[1-$nodes] Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 GresTypes=gpu
 NodeName=big[1-16] NodeHostname=$host NodeAddr=127.0.0.1 Port=$((base + 5))-$((base + 20)) CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=64 ThreadsPerCore=1 RealMemory=2000000 Gres=gpu:8 State=UNKNOWN

@@ -49,8 +49,10 @@ class Cluster:
         done = self.call(sys.executable, "-m", name, *map(str, args), code=code)
         return done.stdout + done.stderr
 
-    def submit(self, pipeline: Path, run: Path, *more: str, code: int = 0) -> str:
-        args = [pipeline, "--submit", "--site", self.site, "--run", run, *more]
+    def submit(
+        self, pipeline: Path, run: Path, *more: str, site: Path | None = None, code: int = 0
+    ) -> str:
+        args = [pipeline, "--submit", "--site", site or self.site, "--run", run, *more]
         return self.module("slurm.pipeline", *args, code=code)
 
     def status(self, run: Path) -> dict[str, dict[str, str]]:

@@ -43,6 +43,12 @@ def test_the_table_and_the_json_say_the_same(
         line = next(x for x in table.splitlines() if x.split()[:2] == [str(row["layer"]), "4"])
         assert float(line.split()[4].replace(",", "")) == pytest.approx(row["median_tau"], rel=6e-3)
     assert ">64K" in table
+    assert list(found["summary"]["share_beyond"]) == ["4096", "16384", "65536"]
+    other = ["--context-lengths", "3,2048"]
+    assert ">2K" in shown([str(models[0]), *other], capsys)
+    shares = json.loads(shown([str(models[0]), *other, "--json"], capsys))["summary"]
+    taus = [tau for row in found["layers"] for tau in row["tau"]]
+    assert shares["share_beyond"]["3"] == sum(tau > 3 for tau in taus) / len(taus)
     assert "heads by tau" in table
 
 
@@ -64,6 +70,7 @@ def test_two_checkpoints_give_the_drift_table_and_a_figure(
         ([], "name one checkpoint folder, or two"),
         (["a", "b", "c"], "name one checkpoint folder, or two"),
         (["nowhere"], "nowhere: no such folder"),
+        (["{model}", "--context-lengths", "0"], "--context-lengths 0: each must be at least 1"),
         (["{model}", "--svg", "/nowhere/x.svg"], "--svg /nowhere/x.svg: cannot be written"),
     ],
 )

@@ -16,10 +16,8 @@ from tests.gatewright.megatron import tiny
 STEP = {"train": {"dtype": "bf16", "fp32_gates": False, "lr": 1e-5, "min_lr": 0.0}}
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run saved by two tensor parallel processes after a step in bf16, optimizer included."""
-    root = tmp_path_factory.mktemp("run")
+def train(root: Path, processes: int, parallel: dict[str, int]) -> Path:
+    """Write a run of one step in bf16, optimizer included, by several processes."""
     case = {
         "do": "steps",
         "family": "mamba2",
@@ -27,10 +25,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "out": str(root / "run"),
         "steps": 1,
         "save": True,
-        "changes": STEP | {"parallel": {"tensor": 2}},
+        "changes": STEP | {"parallel": parallel},
     }
-    tiny.launch(2, [case], root / "case")
+    tiny.launch(processes, [case], root / "case")
     return root
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run saved by two tensor parallel processes."""
+    return train(tmp_path_factory.mktemp("run"), 2, {"tensor": 2})
 
 
 def gate_values(folder: Path, master: bool = False) -> np.ndarray:
@@ -59,6 +63,22 @@ def test_weights_and_masters_move_together_and_nothing_else(trained: Path, tmp_p
     for name in a.tensors:
         if not name.endswith("A_log") or "exp_avg" in name:
             assert a.read(name).tobytes() == b.read(name).tobytes(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [{"pipeline": 2}, {"tensor": 2, "pipeline": 2}])
+def test_pipeline_stages_are_one_model(parallel: dict[str, int], tmp_path: Path) -> None:
+    train(tmp_path, math.prod(parallel.values()), parallel)
+    gates = find.find_gates(tmp_path / "run")
+    assert gates.warnings == ()
+    assert [g.layer for g in gates.gates] == [0, 1, 2, 3]
+    assert [len(g.A_log.pieces) for g in gates.gates] == [parallel.get("tensor", 1)] * 4
+    plan = edits.resolve(Edit("scale", 0.5, layers=frozenset({0, 3})), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "out", dts={})
+    for master in (True, False):
+        before, after = (gate_values(tmp_path / f, master) for f in ("run", "out"))
+        moved = np.array([math.log(0.5), 0, 0, math.log(0.5)])[:, None]
+        np.testing.assert_allclose(after - before, moved + 0 * before, atol=2**-6)
 
 
 def test_training_goes_on_from_the_edited_gates(trained: Path, tmp_path: Path) -> None:

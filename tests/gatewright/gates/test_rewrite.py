@@ -209,6 +209,30 @@ def test_logits_equal_those_of_a_model_edited_in_memory(family: str, tmp_path: P
     assert not torch.equal(unscaled, expected)
 
 
+@pytest.mark.parametrize("family", ["mamba", "mamba2"])
+def test_a_mamba_ssm_checkpoint_with_its_own_config(family: str, tmp_path: Path) -> None:
+    """state-spaces' layout: no model_type, the mixer's settings in ssm_cfg, tied weights."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    state = families.build(family).state_dict()
+    state["backbone.embedding.weight"] = state.pop("backbone.embeddings.weight")
+    state["lm_head.weight"] = state["backbone.embedding.weight"]
+    torch.save(state, folder / "pytorch_model.bin")
+    layer = {"mamba": "Mamba1", "mamba2": "Mamba2"}[family]
+    config = {"d_model": 16, "n_layer": 3, "ssm_cfg": {"layer": layer, "dt_limit": [0.25, 0.5]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    gates = find.find_gates(folder)
+    assert (gates.model_type, gates.warnings) == (family, ())
+    assert gates.dt_limit == (0.25, 0.5)
+    plan = edits.resolve(Edit("scale", 0.5), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "out", dts={})
+    after = loaded(tmp_path / "out")
+    for name, old in loaded(folder).items():
+        new = (old.double() + math.log(0.5)).float() if is_gate(name) else old
+        assert torch.equal(after[name], new), name
+    assert_no_other_byte_changed(folder, tmp_path / "out", gates)
+
+
 def test_several_edits_read_the_checkpoint_once_and_appear_together(tmp_path: Path) -> None:
     source = sharded_bf16("mamba2", tmp_path / "source")
     gates = find.find_gates(source)

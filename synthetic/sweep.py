@@ -155,3 +155,27 @@ def print_verdicts(verdicts: Iterable[Mapping[str, Any]]) -> None:
         mark = "holds        " if v["holds"] else "does not hold"
         number = "" if v["number"] is None else f" [{v['number']:.4g}]"
         print(f"{mark}  {v['claim']}{number}: {v['detail']}")
+
+
+def gathered(folders: Iterable[Path], out: Path, experiment: str) -> Sweep:
+    """Return a new sweep that holds the rows of finished folders of one experiment.
+
+    Raises:
+        UserError: a folder is unfinished, of another experiment or size, or repeats a run.
+    """
+    rows: list[Row] = []
+    sizes = set()
+    folders = list(folders)
+    for folder in folders:
+        manifest = artifact.read_manifest(folder, "synthetic", flag="--runs")
+        config = manifest["config"]
+        if config.get("experiment") != experiment:
+            raise UserError(f"--runs {folder}: holds {config.get('experiment')}, not {experiment}")
+        sizes.add(config.get("size"))
+        rows += _complete_rows(folder / "results.jsonl")
+    if len(sizes) > 1:
+        raise UserError(f"--runs: mixes the sizes {', '.join(map(str, sorted(sizes, key=str)))}")
+    sweep = Sweep(out, experiment, {"size": sizes.pop(), "gathered": [str(f) for f in folders]})
+    if not sweep.resumed:
+        sweep.add_all(rows)
+    return sweep

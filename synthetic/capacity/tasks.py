@@ -5,11 +5,14 @@ Tokens 0 .. V/2-1 are keys, V/2 .. V-1 are values.  A sequence starts with the f
     k1 v1 k2 v2 ... kF vF
 
 distinct keys, distinct values, all drawn afresh.  AR ends with one query, one of the keys.
-In MQAR every key is queried once, in random order at random places of the rest of the
-sequence, whose other places hold random value tokens (so that half of the places are
-queries when the length is 4 F, the paper's):
+In MQAR every key is queried once, in random order.  Queries stand at every other place (with
+room to spare, at random ones of these), the rest are random tokens of the whole vocabulary:
 
-    k1 v1 ... kF vF  u k3 u u k1 k7 u ...          u: random value tokens
+    k1 v1 ... kF vF  k3 u k1 u k7 u ...          u: random tokens
+
+This is the layout of Zoology's MQAR at its usual length 4 F, and what the paper's theorem 4.2
+counts: a query is followed by a value half of the time, so that on average `F/2 + t/4`
+(key, value) pairs have been written before place t.
 
 The answer at a query is the key's value; nothing else is scored.
 """
@@ -47,7 +50,7 @@ class Task:
                 f"--vocab {self.vocab} must be even and hold --facts {self.facts} distinct keys "
                 "in one half"
             )
-        need = 2 * self.facts + (1 if self.name == "ar" else self.facts)
+        need = 2 * self.facts + (1 if self.name == "ar" else 2 * self.facts)
         if self.length < need:
             raise ValueError(f"--length {self.length} is too short: facts and queries take {need}")
         if self.name == "ar" and self.length != need:
@@ -88,8 +91,8 @@ def sample(task: Task, batch: int, generator: torch.Generator) -> Batch:
         tokens = torch.cat([context, keys.gather(1, which)], dim=1)
         return Batch(tokens, torch.full((batch, 1), 2 * facts), values.gather(1, which))
     rest = task.length - 2 * facts
-    slots = _distinct(batch, rest, facts, generator)  # random order: slot i queries key i
-    tail = torch.randint(half, task.vocab, (batch, rest), generator=generator)
+    slots = 2 * _distinct(batch, rest // 2, facts, generator)  # in random order: i queries key i
+    tail = torch.randint(task.vocab, (batch, rest), generator=generator)
     tail.scatter_(1, slots, keys)
     return Batch(torch.cat([context, tail], dim=1), slots + 2 * facts, values)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from synthetic import ensemble
 from synthetic.capacity import training
-from synthetic.capacity.linear_mamba import EXPAND, OPTIMIZER
+from synthetic.capacity.linear_mamba import EMBEDDING_STD, EXPAND, OPTIMIZER
 from synthetic.capacity.tasks import Batch, Task
 from synthetic.ensemble import Parameters
 
@@ -63,7 +63,7 @@ def initial(size: Size, seeds: list[int]) -> Parameters:
     """Return fresh parameters of every member."""
     g = ensemble.generators(seeds, stream=0)
     inner = EXPAND * size.d
-    p = {"embedding": ensemble.normal(g, size.d**-0.5, size.vocab, size.d)}
+    p = {"embedding": ensemble.normal(g, EMBEDDING_STD, size.vocab, size.d)}
     for i in range(size.layers):
         p[f"in_proj.{i}"] = ensemble.uniform(g, size.d**-0.5, inner, size.d)
         p[f"conv.{i}"] = ensemble.uniform(g, 2**-0.5, inner, 2)
@@ -78,29 +78,40 @@ def _heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(2, 3)
 
 
-def _mix(p: Parameters, size: Size, i: int, u: Tensor, rows: Tensor) -> Tensor:
-    """Return layer i's output at `rows` (E, B, R) of the inputs u (E, B, L, D)."""
-    z = ensemble.linear(u, p[f"in_proj.{i}"])
-    w = p[f"conv.{i}"][:, None, None]
-    z = z * w[..., 1] + torch.nn.functional.pad(z[:, :, :-1] * w[..., 0], (0, 0, 1, 0))
-    inner = z.shape[-1]
-    picked = z.gather(2, rows[..., None].expand(-1, -1, -1, inner))
-    b = _heads(ensemble.linear(z, p[f"b_proj.{i}"]), size.key_heads)
-    c = _heads(ensemble.linear(picked, p[f"c_proj.{i}"]), size.query_heads)
-    past = torch.arange(u.shape[2]) <= rows[..., None]  # (E, B, R, L)
-    weights = (c @ b.transpose(-1, -2)) * past[:, :, None]
-    value = z[..., : inner // size.heads] if size.shares_value else z
-    x = _heads(value, 1 if size.shares_value else size.heads)
-    y = (weights @ x).transpose(2, 3).flatten(3)
-    return ensemble.linear(y, p[f"out_proj.{i}"])
+def _mix(p: Parameters, size: Size, i: int, u: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Return layer i's output for inputs u (E, B, L, D), at `rows` (E, B, R) if given.
+
+    z, B and C are linear in two successive inputs, so the maps before them are multiplied once:
+    `wide` is z's from [previous | current], (E, 2D, 2D).
+    """
+    projections = (p[f"in_proj.{i}"] * p[f"conv.{i}"][..., tap : tap + 1] for tap in (0, 1))
+    wide = torch.cat(list(projections), dim=2)
+    inner = wide.shape[1]
+    value = wide[:, : inner // size.heads] if size.shares_value else wide
+    if size.heads == 1:  # P_out comes first: D is half of z
+        value = torch.bmm(p[f"out_proj.{i}"], value)
+    write = torch.cat([value, torch.bmm(p[f"b_proj.{i}"], wide)], dim=1)
+
+    both = torch.cat([torch.nn.functional.pad(u[:, :, :-1], (0, 0, 1, 0)), u], dim=-1)
+    asking = both
+    times = torch.arange(u.shape[2])
+    past = times <= times[:, None]  # (L, L)
+    if rows is not None:
+        asking = both.gather(2, rows[..., None].expand(-1, -1, -1, both.shape[-1]))
+        past = (times <= rows[..., None])[:, :, None]  # (E, B, 1, R, L)
+    x, b = ensemble.linear(both, write).split([value.shape[1], len(write[0]) - value.shape[1]], -1)
+    c = _heads(ensemble.linear(asking, torch.bmm(p[f"c_proj.{i}"], wide)), size.query_heads)
+    weights = (c @ _heads(b, size.key_heads).transpose(-1, -2)) * past
+    own_values = 1 if size.shares_value or size.heads == 1 else size.heads
+    y = (weights @ _heads(x, own_values)).transpose(2, 3).flatten(3)
+    return y if size.heads == 1 else ensemble.linear(y, p[f"out_proj.{i}"])
 
 
 def readout(size: Size, p: Parameters, batch: Batch) -> Tensor:
     """Return what the last layer's stream holds at the queries (E, B, Q, D)."""
     u = ensemble.embedding(p["embedding"], batch.tokens)
-    everywhere = torch.arange(u.shape[2]).expand(u.shape[:3])
     for i in range(size.layers - 1):
-        u = u + _mix(p, size, i, u, everywhere)
+        u = u + _mix(p, size, i, u)
     last = _mix(p, size, size.layers - 1, u, batch.positions)
     if size.layers > 1:
         last = last + u.gather(2, batch.positions[..., None].expand(*last.shape))

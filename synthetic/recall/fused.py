@@ -81,15 +81,16 @@ def cell(
     library: ctypes.CDLL,
     layout: recall_cell.Layout,
     p: Parameters,
-    norm: tuple[Tensor, Tensor],
+    norm: Linear,
     u: Tensor,
     *,
     read: Tensor | None,
     reverse: bool,
 ) -> Tensor:
-    """Return `cells.forward` of LN(u), from the last token to the first if `reverse`.
+    """Return `cells.forward` of LN(u) before its output projection: (E, B, Q, V).
 
     Args:
+        reverse: the recurrence goes from the last token to the first.
         norm: weight and bias (E, d) of the LayerNorm.
         u: the residual stream (E, B, L, d).
         read: the asked tokens (E, B, Q), counted from the first in either direction.
@@ -115,12 +116,34 @@ def cell(
     if mamba or "out_gate" in p:
         gate = w[:, mixed : mixed + inner] if mamba else p["out_gate"]
         o = o * silu(ensemble.linear(ensemble.layer_norm(at(u, read), *norm), gate))
-    return ensemble.linear(o, p["out_proj"])
+    return o
 
 
-def mlp(
-    library: ctypes.CDLL, norm: tuple[Tensor, Tensor], u: Tensor, up: Linear, down: Linear
+def mix(
+    library: ctypes.CDLL,
+    layout: recall_cell.Layout,
+    directions: list[Parameters],
+    merge: Tensor | None,
+    norm: Linear,
+    u: Tensor,
+    read: Tensor | None,
 ) -> Tensor:
+    """Return a layer's cells, projected and merged: one direction, or forwards and backwards.
+
+    Two directions' output projections and their merge are one linear map.
+    """
+    outs = [
+        cell(library, layout, p, norm, u, read=read, reverse=i == 1)
+        for i, p in enumerate(directions)
+    ]
+    weights = [p["out_proj"] for p in directions]
+    if merge is not None:
+        parts = zip(merge.chunk(len(weights), dim=-1), weights, strict=True)
+        weights = [part @ w for part, w in parts]
+    return ensemble.linear(torch.cat(outs, -1), torch.cat(weights, -1))
+
+
+def mlp(library: ctypes.CDLL, norm: Linear, u: Tensor, up: Linear, down: Linear) -> Tensor:
     """Return u + down SiLU(up LN(u)) for u (E, ..., d); `up` and `down` are (weight, bias)."""
     flat = u.flatten(1, -2)
     return small_mlp.SmallMlp.apply(library, flat, *_folded(*up, *norm), *down).view(u.shape)

@@ -12,12 +12,12 @@ authors': d 32, learned absolute positions, SiLU MLP of 4 d.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from gatewright.kernels.native.recall_cell import Layout
 from synthetic import ensemble
 from synthetic.ensemble import Parameters
 from synthetic.recall import cells, fused
@@ -90,28 +90,21 @@ def _part(p: Parameters, prefix: str) -> Parameters:
 def _mix(p: Parameters, size: Size, i: int, u: Tensor, read: Tensor | None) -> Tensor:
     """Return the merged cell outputs of layer i; with `read` (E, B, Q) at these tokens only."""
     norm = p[f"{i}.norm1.weight"], p[f"{i}.norm1.bias"]
-    run = _fused(size.cell, u) or _plain
-    outs = [
-        run(size, _part(p, f"{i}.{direction}."), norm, u, read, direction == "backward")
-        for direction in size.directions
-    ]
-    return outs[0] if len(outs) == 1 else ensemble.linear(torch.cat(outs, -1), p[f"{i}.merge"])
+    parts = [_part(p, f"{i}.{direction}.") for direction in size.directions]
+    merge = p.get(f"{i}.merge")
+    layout = kernel_layout(size.cell)
+    library = None if layout is None else fused.library_for(layout, u)
+    if library is not None and layout is not None:
+        return fused.mix(library, layout, parts, merge, norm, u, read)
+    outs = [_plain(size, q, norm, u, read, reverse=n == 1) for n, q in enumerate(parts)]
+    return outs[0] if merge is None else ensemble.linear(torch.cat(outs, -1), merge)
 
 
-Cells = Callable[[Size, Parameters, Linear, Tensor, Tensor | None, bool], Tensor]
-
-
-def _fused(cell: Cell, u: Tensor) -> Cells | None:
-    """Return how to run the cell on the C++ kernel; None where that does not exist."""
+def kernel_layout(cell: Cell) -> Layout | None:
+    """Return how the C++ kernel sees the cell; None for what it is not made for."""
     if cell.name == "attention" or not cell.fast:
         return None
-    layout = fused.layout_of(cell.name, cell.width, cell.mamba_heads, cells.MAMBA_STATE)
-    library = fused.library_for(layout, u)
-    if library is None:
-        return None
-    return lambda size, p, norm, u, read, reverse: fused.cell(
-        library, layout, p, norm, u, read=read, reverse=reverse
-    )
+    return fused.layout_of(cell.name, cell.width, cell.mamba_heads, cells.MAMBA_STATE)
 
 
 def _plain(

@@ -1,0 +1,1 @@
+"""Multi-token key-value retrieval with a perturbed dictionary (gating paper, section 3)."""

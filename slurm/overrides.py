@@ -1,9 +1,9 @@
 """Changes to a pipeline file that its user makes on the command line, with `--set`.
 
 `NAME=VALUE` gives an entry of [params] another value.  `STEP.KEY=VALUE` gives a step other
-resources (`pretrain.time=00:30:00`) or, with KEY `flags`, appends words to its command
-(`pretrain.flags="--train.steps 50"`), so that any recipe of a shipped pipeline can be changed
-without editing the file.
+resources (`pretrain.time=00:30:00`), other values for a key of its matrix (`gates.scale=0.5,2`)
+or, with KEY `flags`, appends words to its command (`pretrain.flags="--train.steps 50"`), so that
+any recipe of a shipped pipeline can be changed without editing the file.
 """
 
 from __future__ import annotations
@@ -66,10 +66,15 @@ def change_steps(path: Path, tables: dict[str, Any], overrides: Mapping[str, str
         said = f"--set {name}={text}"
         if step not in tables or not isinstance(tables[step], dict):
             raise UserError(f"{said}: {path} has no step {step!r}{nearest(step, tables)}")
-        if key not in KEYS:
-            raise UserError(f"{said}: no key {key!r}{nearest(key, KEYS)}; keys: {', '.join(KEYS)}")
         table = tables[step]
-        if key == FLAGS:
+        matrix = table.get("matrix") if isinstance(table.get("matrix"), dict) else {}
+        keys = (*matrix, *KEYS)
+        if key not in keys:
+            raise UserError(f"{said}: no key {key!r}{nearest(key, keys)}; keys: {', '.join(keys)}")
+        if key in matrix:
+            values = [value for value in map(str.strip, text.split(",")) if value]
+            table["matrix"] = {**matrix, key: values}
+        elif key == FLAGS:
             table["command"] = f"{table.get('command', '')} {text}"
         elif key in _TEXTS:
             table[key] = text

@@ -41,8 +41,8 @@ class Args:
     """Run this step and all that depend on it again, even if finished."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Repeatable. NAME=VALUE: another value for an entry of the file's [params]. STEP.KEY=VALUE:
-    other resources for a step (train.time=02:00:00), or train.flags="--x 1": words appended to
-    its command."""
+    other resources for a step (train.time=02:00:00), other values of its matrix (gates.scale=1,2),
+    or train.flags="--x 1": words appended to its command."""
 
 
 def main(args: Args) -> int:

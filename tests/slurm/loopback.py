@@ -83,7 +83,9 @@ class Cluster:
     def start_node(self, node: str) -> None:
         self.call("slurmd", "-f", str(self.folder / "slurm.conf"), "-N", node)
 
-    def wait(self, condition: Callable[[], object], seconds: float, run: Path) -> None:
+    def wait(
+        self, condition: Callable[[], object], seconds: float, run: Path, every: float = 0.1
+    ) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -91,7 +93,7 @@ class Cluster:
                     f"== {p}\n{p.read_text(errors='replace')[-2000:]}" for p in run.rglob("*.log")
                 ]
                 raise AssertionError(self.module("slurm.status", run) + "\n".join(logs))
-            time.sleep(0.1)
+            time.sleep(every)
 
     def finish(self, run: Path, seconds: float) -> None:
         """Wait until nothing of the run waits or runs."""
@@ -101,4 +103,4 @@ class Cluster:
             states = {row["state"] for row in self.status(run).values()}
             return not states & {"waits", "running"}
 
-        self.wait(quiet, seconds, run)
+        self.wait(quiet, seconds, run, every=1)  # each look starts processes

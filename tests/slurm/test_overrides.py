@@ -37,6 +37,7 @@ SETTINGS = (
     "a.time=00:10:00",
     "b.gpus=2",
     "b.flags=--seed {seed}",
+    "b.seed=4, 7,9",
 )
 
 
@@ -48,7 +49,8 @@ def test_a_step_gets_other_resources_and_more_words(file: Path) -> None:
     assert pipeline.step("a").resources.gpus == 0
     assert pipeline.step("b").resources.gpus == 2
     assert pipeline.step("b").resources.time == "01:00:00"
-    assert pipeline.tasks_of("b")[1].argv("/r")[-2:] == ["--seed", "1"]
+    assert pipeline.tasks_of("b")[1].argv("/r")[-2:] == ["--seed", "7"]
+    assert [t.outs for t in pipeline.tasks_of("b")] == [("b/4",), ("b/7",), ("b/9",)]
 
 
 def test_changes_are_frozen_with_a_submission_and_known_to_status(
@@ -78,6 +80,9 @@ def test_changes_are_frozen_with_a_submission_and_known_to_status(
         ("a.flags={sise}", "unknown placeholder {sise}"),
         ("a.flags={run}/b/0", "reads b/0 but does not need 'b'"),
         ("a.flags='", "No closing quotation"),
+        ("b.sed=1", "no key 'sed' .did you mean 'seed'.*seed, flags, nodes"),
+        ("b.seed=,", "step 'b': matrix.seed = .*give a non-empty array"),
+        ("b.seed=1,1", "both write b/1"),
     ],
 )
 def test_a_mistake_is_one_line(setting: str, message: str, file: Path) -> None:

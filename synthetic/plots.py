@@ -50,3 +50,11 @@ def save(figure: Any, folder: Path, name: str) -> None:
     """Write `name.svg` and `name.png` without dates, so that equal results give equal files."""
     figure.savefig(Path(folder) / f"{name}.svg", metadata={"Date": None})
     figure.savefig(Path(folder) / f"{name}.png", metadata={"Software": None}, dpi=130)
+
+
+def shades(count: int) -> list[Any]:
+    """Return colours of an ordered setting, dark first, told apart in grey print too."""
+    import matplotlib
+
+    colour_map = matplotlib.colormaps["viridis"]
+    return [colour_map(0.92 * i / max(1, count - 1)) for i in range(count)]

@@ -194,9 +194,7 @@ def train(
     return done
 
 
-def _save(
-    path: Path, model: nn.Module, found: list[torch.optim.Optimizer], done: Trained
-) -> None:
+def _save(path: Path, model: nn.Module, found: list[torch.optim.Optimizer], done: Trained) -> None:
     state = {
         "model": model.state_dict(),
         "optimizers": [o.state_dict() for o in found],

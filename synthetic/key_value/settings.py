@@ -94,9 +94,7 @@ PAPER = Settings(
         "mamba2": Size("mamba2", d_model=768, layers=24, heads=24, head_dim=64, d_state=128),
         "gpt_neox": Size("gpt_neox", d_model=768, layers=12, heads=12, head_dim=64, ffn=3072),
     },
-    recipe=Recipe(
-        steps=100_000, batch=128, lr=3e-4, eval_every=500, micro_batch=4, bf16=True
-    ),
+    recipe=Recipe(steps=100_000, batch=128, lr=3e-4, eval_every=500, micro_batch=4, bf16=True),
     offsets=(-10.0, -6.0, -4.0, -3.0, -2.0, -1.0, 0.0),
     seeds=(0, 1, 2, 3, 4),
     lengths=(512, 768, 1024, 1280, 1536, 1792, 2048),

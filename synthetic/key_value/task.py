@@ -102,13 +102,20 @@ def dictionary(task: Task, seed: int) -> Tensor:
 
 
 def sample(
-    task: Task, entries: Tensor, count: int, g: torch.Generator, *, pairs: int | None = None
+    task: Task,
+    entries: Tensor,
+    count: int,
+    g: torch.Generator,
+    *,
+    pairs: int | None = None,
+    queries: int | None = None,
 ) -> Batch:
     """Return fresh sequences.
 
     Args:
         entries: the dictionary.
         pairs: n of every sequence; without it n ~ U[1, N] for each.
+        queries: keys asked for in every sequence; without it the task's share of n.
     """
     most = pairs or task.pairs
     if most > task.entries:
@@ -118,6 +125,8 @@ def sample(
     if pairs is None:
         n = torch.randint(1, most + 1, (count,), generator=g)
     asked = (task.query_ratio * n.double()).ceil().long().clamp(min=1)  # (B,)
+    if queries is not None:
+        asked = n.clamp(max=queries)
     chosen = torch.rand(count, task.entries, generator=g).topk(most, dim=1).indices
     shown = entries[chosen]  # (B, N, 2 m)
     noisy = torch.rand(count, most, m, generator=g) < task.noise
@@ -126,7 +135,7 @@ def sample(
     full = torch.full((count, most, 1), task.colon)
     block = torch.cat([shown[..., :m], full, value, full + 1], dim=2)  # [k : v ,]
 
-    slots = most + task.queries(most)
+    slots = most + int(asked.max())
     slot = torch.arange(slots)[None]
     shuffled = torch.rand(count, slots, generator=g)
     rank = slot - n[:, None]
@@ -163,9 +172,14 @@ def parse(task: Task, tokens: list[int]) -> tuple[list[tuple], list[tuple]]:
         found = []
         for i in range(0, len(part), 2 * m + 2):
             one = part[i : i + 2 * m + 2]
-            if len(one) < 2 * m + 1 or one[m] != task.colon or one[2 * m + 1 :] not in (
-                [],
-                [task.comma],
+            if (
+                len(one) < 2 * m + 1
+                or one[m] != task.colon
+                or one[2 * m + 1 :]
+                not in (
+                    [],
+                    [task.comma],
+                )
             ):
                 raise ValueError(f"not a pair: {one}")
             found.append((tuple(one[:m]), tuple(one[m + 1 : 2 * m + 1])))

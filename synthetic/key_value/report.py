@@ -1,0 +1,226 @@
+"""Key-value results as numbers, and each of the paper's claims as a test over the seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from gatewright.statistics import linear_fit, permutation_test
+from synthetic import trends
+from synthetic.key_value.settings import ESCAPE
+from synthetic.sweep import Row, verdict
+
+LEVEL = 0.05  # of significance
+
+
+def groups(rows: list[Row]) -> list[tuple[str, float | None, list[Row]]]:
+    """Return (model, offset, rows) of every setting, weakest gates first, baseline last."""
+    keys = sorted(
+        {(r["model"], r["offset"]) for r in rows},
+        key=lambda k: (k[0] != "mamba2", k[1] if k[1] is not None else 0.0),
+    )
+    return [(m, o, [r for r in rows if r["model"] == m and r["offset"] == o]) for m, o in keys]
+
+
+def waited(row: Row) -> float:
+    """Return the escape step, or the cap of a run that never escaped."""
+    return float(row["escape_step"] or row["cap_steps"])
+
+
+def _settings(rows: list[Row]) -> list[dict[str, Any]]:
+    found = []
+    for model, offset, runs in groups(rows):
+        accuracy = trends.interval([r["accuracy"] for r in runs])
+        one: dict[str, Any] = {
+            "model": model,
+            "offset": offset,
+            "seeds": len(runs),
+            "accuracy": accuracy.value,
+            "accuracy_interval": [accuracy.low, accuracy.high],
+            "escaped": sum(r["escape_step"] is not None for r in runs),
+            "escape_steps": [r["escape_step"] for r in runs],
+            "median_escape_steps": _median(runs),
+            "parameters": runs[0]["parameters"],
+        }
+        if model == "mamba2":
+            for name in ("tau_initial", "tau_final", "delta_alpha"):
+                for source in ("weights", "data"):
+                    key = f"{name}_{source}"
+                    one[key] = float(np.median([r[key] for r in runs]))
+        if "length_accuracy" in runs[0]:
+            one["lengths"] = runs[0]["lengths"]
+            for key in ("length_accuracy", "length_accuracy_same_queries"):
+                table = np.array([r[key] for r in runs])
+                spread = [trends.interval(column) for column in table.T]
+                one[key] = [i.value for i in spread]
+                one[f"{key}_interval"] = [[i.low, i.high] for i in spread]
+        found.append(one)
+    return found
+
+
+def _median(runs: list[Row]) -> float | None:
+    """Return the median escape step; None if that run never escaped."""
+    median = float(np.median([r["escape_step"] or math.inf for r in runs]))
+    return median if math.isfinite(median) else None
+
+
+def escape_fits(rows: list[Row]) -> dict[str, Any]:
+    """Return lines of escape steps in e^offset and in the offset, over the runs that escaped."""
+    runs = [r for r in rows if r["model"] == "mamba2" and r["escape_step"] is not None]
+    offsets = sorted({r["offset"] for r in runs})
+    out: dict[str, Any] = {
+        "runs": len(runs),
+        "never_escaped": sum(r["model"] == "mamba2" and r["escape_step"] is None for r in rows),
+        "offsets": offsets,
+    }
+    if len(offsets) < 3:
+        return out
+    steps = [float(r["escape_step"]) for r in runs]
+    for name, x in (
+        ("exp_offset", [math.exp(r["offset"]) for r in runs]),
+        ("offset", [r["offset"] for r in runs]),
+    ):
+        out[name] = dataclasses.asdict(linear_fit(x, steps))
+    return out
+
+
+def _p(p: float | None) -> str:
+    return "too few" if p is None else f"p = {p:.2g}"
+
+
+def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
+    gated = [{**r, "waited": waited(r)} for r in rows if r["model"] == "mamba2"]
+    found: list[Row] = []
+    trend = trends.rises(gated, "offset", "waited")
+    fits = escape_fits(rows)
+    if gated:
+        found.append(
+            verdict(
+                "best-first: weaker gates escape memory sooner",
+                trend.p is not None and trend.p < LEVEL,
+                trend.rho,
+                f"rank correlation of escape steps with the offset, mean of {trend.blocks} seeds; "
+                f"Page's test {_p(trend.p)}; runs that never escaped count as the cap",
+            )
+        )
+        line = fits.get("exp_offset")
+        good = line is not None and line["r2"] >= 0.8 and line["slope"] > 0
+        found.append(
+            verdict(
+                "best-first: the escape time is linear in e^offset (R^2 of at least 0.8)",
+                good,
+                None if line is None else line["r2"],
+                f"{fits['runs']} runs escaped, {fits['never_escaped']} did not; R^2 on offsets "
+                f"{fits['offsets']}"
+                + ("" if line is None else f"; a line in the offset: {fits['offset']['r2']:.3f}"),
+            )
+        )
+        strongest = max(r["offset"] for r in gated)
+        stuck = [r for r in gated if r["offset"] == strongest]
+        mean = float(np.mean([r["accuracy"] for r in stuck]))
+        memory = stuck[0]["memory_accuracy"]
+        found.append(
+            verdict(
+                "best-first: the strongest gates end at what memory alone reaches",
+                all(r["escape_step"] is None for r in stuck) and abs(mean - memory) < 0.1,
+                mean,
+                f"mean accuracy at offset {strongest:g} after {stuck[0]['cap_steps']} steps; "
+                f"memory alone {memory:.3f}; {sum(r['escape_step'] is not None for r in stuck)} "
+                f"of {len(stuck)} escaped",
+            )
+        )
+        levels = trends.rises(gated, "offset", "tau_final_weights", falls=True)
+        found.append(
+            verdict(
+                "the gates' order survives training (median tau by weights)",
+                levels.p is not None and levels.p < LEVEL,
+                levels.rho,
+                f"rank correlation of the final tau with the offset; Page's test {_p(levels.p)}",
+            )
+        )
+    baseline = [r for r in rows if r["model"] == "gpt_neox"]
+    if baseline:
+        escaped = sum(r["escape_step"] is not None for r in baseline)
+        found.append(
+            verdict(
+                "best-first: the Transformer leaves memory",
+                escaped == len(baseline),
+                float(np.mean([r["accuracy"] for r in baseline])),
+                f"mean accuracy; {escaped} of {len(baseline)} seeds exceeded {ESCAPE}",
+            )
+        )
+    return {"settings": _settings(rows), "escape": fits, "trend": dataclasses.asdict(trend)}, found
+
+
+def beyond(row: Row, key: str) -> float:
+    """Return the mean accuracy over the lengths beyond the training length."""
+    return float(np.mean(row[key][1:]))
+
+
+def _last(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
+    gated = [r for r in rows if r["model"] == "mamba2"]
+    found: list[Row] = []
+    tests: dict[str, Any] = {}
+    for key, name in (
+        ("length_accuracy", "with q n queries"),
+        ("length_accuracy_same_queries", "with as many queries as in training"),
+    ):
+        every = [{**r, "beyond": beyond(r, key)} for r in gated]
+        trend = trends.rises(every, "offset", "beyond")
+        tests[key] = dataclasses.asdict(trend)
+        learned = [r for r in every if r["length_accuracy"][0] > ESCAPE]
+        offsets = sorted({r["offset"] for r in learned})
+        detail = (
+            f"rank correlation with the offset of the accuracy beyond the training length, mean "
+            f"of {trend.blocks} seeds, Page's test {_p(trend.p)}"
+        )
+        if len(offsets) >= 2:
+            weak = [r["beyond"] for r in learned if r["offset"] == offsets[0]]
+            strong = [r["beyond"] for r in learned if r["offset"] == offsets[-1]]
+            p = permutation_test(weak, strong)
+            tests[key] |= {"learned": len(learned), "ends": [offsets[0], offsets[-1]], "p_ends": p}
+            detail += (
+                f"; runs that learned the task only, offset {offsets[0]:g} ({len(weak)}) against "
+                f"{offsets[-1]:g} ({len(strong)}): {np.mean(weak):.3f} and "
+                f"{np.mean(strong):.3f}, p = {p:.2g}"
+            )
+        found.append(
+            verdict(
+                f"best-last: stronger gates generalise to longer contexts ({name})",
+                trend.p is not None and trend.p < LEVEL,
+                trend.rho,
+                detail,
+            )
+        )
+    baseline = [r for r in rows if r["model"] == "gpt_neox"]
+    if baseline and gated:
+        strongest = max(r["offset"] for r in gated)
+        ours = [beyond(r, "length_accuracy") for r in gated if r["offset"] == strongest]
+        theirs = [beyond(r, "length_accuracy") for r in baseline]
+        p = permutation_test(ours, theirs)
+        found.append(
+            verdict(
+                "best-last: the strongest gates generalise further than the Transformer",
+                float(np.mean(ours)) > float(np.mean(theirs)) and p < LEVEL,
+                float(np.mean(ours)) - float(np.mean(theirs)),
+                f"difference of the accuracies beyond the training length, permutation p = {p:.2g}",
+            )
+        )
+    return {"settings": _settings(rows), "tests": tests}, found
+
+
+def summarise(rows: list[Row]) -> dict[str, Any]:
+    """Return the numbers and verdicts of every part that has rows."""
+    summary: dict[str, Any] = {}
+    verdicts: list[Row] = []
+    for order, part in (("best_first", _first), ("best_last", _last)):
+        chosen = [r for r in rows if r["order"] == order]
+        if chosen:
+            summary[order], claims = part(chosen)
+            verdicts += claims
+    cpu, data = (sum(r[k] for r in rows) for k in ("cpu_seconds", "data_seconds"))
+    summary |= {"cpu_seconds": cpu, "data_share": data / cpu if cpu else None}
+    return {**summary, "verdicts": verdicts}

@@ -1,0 +1,66 @@
+"""Does a measure rise along an ordered setting?  Page's test, with seeds as blocks.
+
+A seed starts from the same weights and sees the same data at every level of the setting, so
+its values are compared with each other only.  Page's L (Page 1963) is the most usual test of
+an ordered alternative over such blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from gatewright.statistics import Interval, bootstrap_interval
+from synthetic.sweep import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Trend:
+    """Page's test of `value rises with level`.
+
+    Attributes:
+        blocks: seeds that have a value at every level.
+        p: one-sided p value; None with fewer than two blocks or three levels.
+        rho: mean over blocks of Spearman's rank correlation; None if every value ties.
+    """
+
+    levels: tuple[float, ...]
+    blocks: int
+    p: float | None
+    rho: float | None
+
+
+def rises(rows: Sequence[Row], level: str, value: str, *, falls: bool = False) -> Trend:
+    """Test whether `value` rises (or falls) with `level` over the rows' seeds.
+
+    Values that are equal share their ranks, so runs that all reached a limit do not count as
+    ordered.
+    """
+    from scipy.stats import page_trend_test, rankdata
+
+    levels = tuple(sorted({float(r[level]) for r in rows}))
+    table = {(r["seed"], float(r[level])): float(r[value]) for r in rows}
+    seeds = sorted({r["seed"] for r in rows})
+    whole = [s for s in seeds if all((s, x) in table for x in levels)]
+    data = np.array([[table[s, x] for x in levels] for s in whole])
+    if len(whole) < 2 or len(levels) < 3:
+        return Trend(levels, len(whole), None, None)
+    if falls:
+        data = -data
+    ranks = rankdata(data, axis=1)
+    order = np.arange(len(levels), dtype=float)
+    spread = ranks.std(axis=1)
+    rho = [
+        float(np.corrcoef(row, order)[0, 1]) if s > 0 else 0.0
+        for row, s in zip(ranks, spread, strict=True)
+    ]
+    p = float(page_trend_test(data).pvalue) if spread.any() else 1.0
+    mean = float(np.mean(rho)) * (-1 if falls else 1)
+    return Trend(levels, len(whole), p, mean)
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean with its 95% bootstrap interval over seeds."""
+    return bootstrap_interval(values)

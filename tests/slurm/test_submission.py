@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm import local, node, plan, spec, submission
+from gatewright import cli
+from slurm import local, node, pipeline, plan, scheduler, spec, submission
 from slurm.site import Site
 from slurm.spec import Pipeline
 from slurm.submission import QueuedStep
@@ -165,3 +166,37 @@ def test_the_inner_entry_points_say_what_they_are(module: str, tmp_path: Path) -
     code, text = run(str(tmp_path), "a", "0", SLURM_JOB_ID="1")
     assert (code, text.count("\n")) == (2, 1)
     assert "is no submission folder" in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('out = "a"', 'out = "a"\nneeds = ["d"]', "need each other in a circle: a -> d -> c -> b"),
+        ('needs = ["a"]', 'needs = ["e"]', "step 'b' needs 'e', which is no step"),
+        ('out = "d"', 'out = "a"', "steps 'a' and 'd' both write a"),
+        ('account = "x"', "", 'no account: write account = "NAME"'),
+    ],
+)
+def test_wrong_input_is_one_line_before_anything_is_submitted(
+    old: str,
+    new: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def talk(*argv: str) -> None:
+        raise AssertionError(f"the scheduler was asked: {argv}")
+
+    monkeypatch.setattr(scheduler, "_call", talk)
+    file, site, run = tmp_path / "p.toml", tmp_path / "site.toml", tmp_path / "run"
+    file.write_text(TEXT.replace(old, new))
+    site.write_text('account = "x"\npartition = ""\n'.replace(old, new))
+    argv = [str(file), "--submit", "--site", str(site), "--run", str(run)]
+    with pytest.raises(SystemExit) as left:
+        cli.run(pipeline.main, pipeline.Args, prog="slurm.pipeline", argv=argv)
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not run.exists()

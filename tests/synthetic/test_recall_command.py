@@ -123,7 +123,10 @@ def test_the_table_resumes_reports_floors_and_draws(
     # Without its manifest and last arm the folder is unfinished and picks up where it was.
     (out / "manifest.json").unlink()
     (out / "results.jsonl").write_text("\n".join(rows[:8]) + "\n")
-    execute(out, *argv)
+    # Out of time it reports what it has and names the rest.
+    assert execute(out, *argv, "--minutes", "0")["not_run"] == ["s5/gated_deltanet 2"]
+    (out / "manifest.json").unlink()
+    assert execute(out, *argv)["not_run"] == []
     again = (out / "results.jsonl").read_text().splitlines()
     assert again[:8] == rows[:8]
     assert len(again) == 10
@@ -185,6 +188,7 @@ def test_what_binds_nothing_is_told_from_what_binds() -> None:
         ),
         (["table", "--out", "x", "--parts", "fixd"], "did you mean 'fixed'"),
         (["table", "--out", "x", "--seeds", "0"], "--seeds must be positive"),
+        (["table", "--out", "x", "--minutes", "-1"], "--minutes -1"),
     ],
 )
 def test_bad_input_is_named(

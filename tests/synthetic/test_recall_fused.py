@@ -58,7 +58,7 @@ def test_every_cell_on_the_kernel_is_itself_in_float64(name: str, conv: bool) ->
         tokens = torch.randint(VOCAB, (2, 11, length), generator=g)
         read = torch.tensor(asked).expand(2, 11, -1)
         p = parameters(of)
-        assert model._fused(of.cell, torch.zeros(1)) is not None
+        assert fused.library_for(model.kernel_layout(of.cell), p["embedding"]) is not None
         got = evaluate(of, dict(p), tokens, read)
         want = evaluate(of, {k: v.double() for k, v in p.items()}, tokens, read)
         for k in want:
@@ -85,7 +85,8 @@ def test_strong_decays_and_closed_gates_stay_finite_and_right(name: str) -> None
 
 def test_all_tokens_read_is_every_token_asked_for() -> None:
     of = size("rwkv7", True, 32, 21, 1, True)
-    layout = fused.layout_of("rwkv7", 32, of.cell.mamba_heads, cells.MAMBA_STATE)
+    layout = model.kernel_layout(of.cell)
+    assert layout is not None
     u = torch.randn(2, 3, 21, 32, generator=torch.Generator().manual_seed(0))
     library = fused.library_for(layout, u)
     assert library is not None
@@ -106,7 +107,7 @@ def test_without_the_kernels_the_model_is_the_same(monkeypatch: pytest.MonkeyPat
     read = torch.tensor([18]).expand(2, 5, -1)
     fast = evaluate(of, dict(p), tokens, read)
     monkeypatch.setenv("GATEWRIGHT_KERNELS", "torch")
-    assert model._fused(of.cell, p["embedding"]) is None
+    assert fused.library_for(model.kernel_layout(of.cell), p["embedding"]) is None
     plain = evaluate(of, dict(p), tokens, read)
     for k in fast:
         torch.testing.assert_close(fast[k], plain[k], rtol=1e-3, atol=1e-4)

@@ -66,7 +66,7 @@ INLINE float dot(const float *a, const float *b, int n) {
 struct Group {
   int at, tap, width, padded;  // first column, first of its taps
   float *x;               // (TAPS - 1 + length, padded): the columns after TAPS - 1 zero rows
-  float *pre, *y;         // (length, padded): the convolution, its SiLU
+  float *y, *slope;       // (length, padded): SiLU of the convolution, its slope
   float *dy, *dx;         // gradients, dx as x
   float *taps, *dtaps;    // (TAPS + 1, padded): taps and bias, or unused
 };
@@ -108,7 +108,7 @@ class Cell {
     auto group = [&](Group &g, int64_t at, int64_t tap, int width, int padded) {
       g.at = (int)at, g.tap = (int)tap, g.width = width, g.padded = padded;
       g.x = zeros((size_t)(L + TAPS - 1) * padded), g.dx = zeros((size_t)(L + TAPS - 1) * padded);
-      g.pre = zeros((size_t)L * padded), g.y = zeros((size_t)L * padded);
+      g.slope = zeros((size_t)L * padded), g.y = zeros((size_t)L * padded);
       g.dy = zeros((size_t)L * padded);
       g.taps = zeros((TAPS + 1) * padded), g.dtaps = zeros((TAPS + 1) * padded);
     };
@@ -172,7 +172,7 @@ class Cell {
 
   bool is_read(int t) const { return !a.positions || read[t]; }
 
-  void convolve(Group &g, bool all) {
+  void convolve(Group &g, bool all, bool slopes) {
     const int p = g.padded;
     for (int t = 0; t < L; t++) memcpy(g.x + (t + TAPS - 1) * p, proj + t * row_size + g.at, 4 * g.width);
     for (int t = 0; t < L; t++) {
@@ -185,8 +185,9 @@ class Cell {
           u = load(c + TAPS * p) + u * load(c + (TAPS - 1) * p);
           for (int i = 0; i < TAPS - 1; i++) u += load(x + i * p) * load(c + i * p);
         }
-        store(g.pre + t * p + j, u);
-        store(g.y + t * p + j, u * vsigmoid(u));
+        vf open = vsigmoid(u);
+        store(g.y + t * p + j, u * open);
+        if (slopes) store(g.slope + t * p + j, open * (1.0f + u * (1.0f - open)));
       }
     }
   }
@@ -282,13 +283,13 @@ class Cell {
   }
   bool needs_q(int t) const { return !a.positions || needed[t]; }
 
-  void begin(int64_t row, const float *projections, bool checkpoints) {
+  void begin(int64_t row, const float *projections, bool checkpoints, bool training) {
     proj = projections;
     s.removed = a.removed ? a.removed + row * L * vp : nullptr;
     s.checkpoints = checkpoints ? a.checkpoints + row * chunks * vp * kp : nullptr;
-    convolve(q, false);
-    convolve(k, true);
-    convolve(v, true);
+    convolve(q, false, training);
+    convolve(k, true, training);
+    convolve(v, true, training);
     if (a.kind != MAMBA) {
       normalise(q.y, q_hat, q_inverse, false);
       normalise(k.y, k_hat, k_inverse, true);
@@ -297,7 +298,7 @@ class Cell {
   }
 
   void forward(int64_t row, const float *projections) {
-    begin(row, projections, a.checkpoints != nullptr);
+    begin(row, projections, a.checkpoints != nullptr, false);
     run(s, rank, decay, false);
     const float *skip = a.kind == MAMBA ? a.skip + member * H : nullptr;
     for (int64_t i = 0; i < rows_out(); i++) {
@@ -310,7 +311,7 @@ class Cell {
   // --- backward ---
 
   void backward(int64_t row, const float *projections, float *to) {
-    begin(row, projections, true);
+    begin(row, projections, true, true);
     float *dout = s.o;  // the outputs are not needed again
     clear(dout, (size_t)L * vp);
     for (int64_t i = 0; i < rows_out(); i++) {
@@ -426,24 +427,29 @@ class Cell {
 
   void back_convolve(Group &g, float *to, bool all) {
     const int p = g.padded;
-    if (a.taps || !all) clear(g.dx, (size_t)(L + TAPS - 1) * p);
-    for (int t = 0; t < L; t++) {
-      if (!all && !is_read(t)) continue;
-      for (int j = 0; j < p; j += VW) {
+    for (int j = 0; j < p; j += VW) {
+      vf taps[TAPS], dtaps[TAPS + 1], open[TAPS] = {};  // open[c]: of the input c - 3 tokens on
+      for (int c = 0; c < TAPS; c++)
+        taps[c] = a.taps ? load(g.taps + c * p + j) : splat(c == TAPS - 1 ? 1.0f : 0.0f);
+      for (int c = 0; c <= TAPS; c++) dtaps[c] = load(g.dtaps + c * p + j);
+      for (int t = 0; t < L; t++) {
         size_t i = (size_t)t * p + j;
-        vf u = load(g.pre + i), y = vsigmoid(u), d = load(g.dy + i) * y * (1.0f + u * (1.0f - y));
-        float *dx = g.dx + i;
-        if (!a.taps) {
-          store(dx + (TAPS - 1) * p, d);
-          continue;
+        if (all || is_read(t)) {
+          vf d = load(g.dy + i) * load(g.slope + i);
+#pragma GCC unroll 4
+          for (int c = 0; c < TAPS; c++) {
+            open[c] += d * taps[c];
+            dtaps[c] += d * load(g.x + i + c * p);
+          }
+          dtaps[TAPS] += d;
         }
-        for (int c = 0; c < TAPS; c++) {
-          float *dtap = g.dtaps + c * p + j;
-          store(dx + c * p, load(dx + c * p) + d * load(g.taps + c * p + j));
-          store(dtap, load(dtap) + d * load(g.x + i + c * p));
-        }
-        store(g.dtaps + TAPS * p + j, load(g.dtaps + TAPS * p + j) + d);
+        store(g.dx + i, open[0]);
+#pragma GCC unroll 3
+        for (int c = 0; c < TAPS - 1; c++) open[c] = open[c + 1];
+        open[TAPS - 1] = vf{};
       }
+      for (int c = 0; c < TAPS - 1; c++) store(g.dx + (size_t)(L + c) * p + j, open[c]);
+      for (int c = 0; c <= TAPS; c++) store(g.dtaps + c * p + j, dtaps[c]);
     }
     for (int t = 0; t < L; t++)
       memcpy(to + t * row_size + g.at, g.dx + (size_t)(t + TAPS - 1) * p, 4 * g.width);

@@ -59,21 +59,6 @@ class Args:
                 raise ValueError(f"{flag}: --checkpoint says it already; leave it out")
 
 
-def integers(flag: str, text: str) -> list[int]:
-    """Parse a comma-separated list of positive whole numbers.
-
-    Raises:
-        UserError: anything else.
-    """
-    try:
-        values = [int(x) for x in text.split(",") if x.strip()]
-    except ValueError as e:
-        raise UserError(f"{flag} {text}: give whole numbers separated by commas") from e
-    if not values or min(values) < 1:
-        raise UserError(f"{flag} {text}: give at least one number, each at least 1")
-    return values
-
-
 def read_state(folder: Path) -> recall_law.State:
     """Read a checkpoint's state size from its config.json.
 
@@ -118,7 +103,8 @@ def for_checkpoint(args: Args) -> dict[str, Any]:
         "a": recall_law.PAIRS_PER_FACT[state.model, task],
         "b": recall_law.REACH[args.reach](state.vocab),
         "recall_at_facts": {
-            str(f): state.recall(f, task, args.reach) for f in integers("--facts", args.facts)
+            str(f): state.recall(f, task, args.reach)
+            for f in cli.numbers("--facts", args.facts, int, least=1)
         },
         "facts_at_half": state.facts_at(0.5, task, args.reach),
         "facts_at_target": state.facts_at(args.recall, task, args.reach),
@@ -133,8 +119,8 @@ def sizes(args: Args) -> dict[str, Any]:
     a = recall_law.PAIRS_PER_FACT[args.model or "full", args.task or "mqar"]
     b = recall_law.REACH[args.reach](args.vocab)
     rows = []
-    for facts in integers("--facts", args.facts):
-        for layers in integers("--layers", args.layers or "1"):
+    for facts in cli.numbers("--facts", args.facts, int, least=1):
+        for layers in cli.numbers("--layers", args.layers or "1", int, least=1):
             for d in WIDTHS:
                 n = recall_law.state_size_for(args.recall, facts, d, a, b, layers)
                 if math.isinf(n):

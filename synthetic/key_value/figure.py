@@ -85,13 +85,8 @@ def _escape(axis: Any, rows: list[Row], summary: Mapping[str, Any]) -> None:
             )
     line = summary["best_first"]["escape"].get("exp_offset")
     if line is not None:
-        x = np.geomspace(
-            *(
-                math.exp(f(r["offset"] for r in rows if r["offset"] is not None))
-                for f in (min, max)
-            ),
-            80,
-        )
+        swept = [r["offset"] for r in rows if r["offset"] is not None]
+        x = np.geomspace(math.exp(min(swept)), math.exp(max(swept)), 80)
         y = line["slope"] * x + line["intercept"]
         shown = (y > 0) & (y <= rows[0]["cap_steps"])
         axis.plot(

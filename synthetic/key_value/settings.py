@@ -59,11 +59,11 @@ class Settings:
 SMALL = Settings(
     task=Task(
         symbols=32,
-        entries=512,
+        entries=1000,
         length=2,
         pairs=8,
         noise=0.34,
-        query_ratio=0.25,
+        query_ratio=0.5,
         order="best_first",
     ),
     sizes={

@@ -1,0 +1,110 @@
+"""The rules experiment's two sizes: the paper's, and one that two cores finish in minutes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from synthetic.rules.examples import Pools
+from synthetic.rules.world import Size as WorldSize
+from synthetic.sequence_models import Size
+from synthetic.trainer import Recipe
+
+PARTS = ("retrieval", "length")
+MODELS = ("mamba2", "llama")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """One size of the experiment.
+
+    Attributes:
+        world: sizes of the propositions' and clauses' sets.
+        retrieval_pool, length_pool: k, the largest pool in training (sizes ~ U[1, k]).
+        share: q, the share of clauses (from the front) whose names retrieval resamples.
+        beta: the ranking's inverse temperature in the length experiment.
+        lengths: pool sizes at which length models are tested, at most `world.clauses`.
+        weak_betas: rankings of the weak retriever sweep (0 is a random order).
+        offsets: added to A_log, weakest gates first.
+        curve_examples, final_examples: evaluated during training and after it.
+        eval_rows: examples per evaluation pass.
+    """
+
+    world: WorldSize
+    sizes: dict[str, Size]
+    recipe: Recipe
+    retrieval_pool: int
+    length_pool: int
+    share: float
+    beta: float
+    lengths: tuple[int, ...]
+    weak_betas: tuple[float, ...]
+    offsets: tuple[float, ...]
+    seeds: tuple[int, ...]
+    curve_examples: int
+    final_examples: int
+    eval_rows: int
+
+    def pool(self, part: str) -> int:
+        """Return the largest pool that a part trains with."""
+        return self.retrieval_pool if part == "retrieval" else self.length_pool
+
+    def training(self, part: str) -> Pools:
+        """Return how a part's training contexts are made."""
+        if part == "retrieval":
+            return Pools("random", "anywhere", resampled=self.share)
+        return Pools("ranked", beta=self.beta, resampled=1.0)
+
+
+SMALL = Settings(
+    world=WorldSize(sets=3, propositions=32, clauses=32, symbols=2, digits=3),
+    sizes={
+        "mamba2": Size("mamba2", d_model=64, layers=2, heads=4, head_dim=16, d_state=32),
+        "llama": Size("llama", d_model=64, layers=2, heads=4, head_dim=16, ffn=128),
+    },
+    recipe=Recipe(steps=1500, batch=32, lr=5e-3, eval_every=100, optimizer="muon", warmup=0.1),
+    retrieval_pool=4,
+    length_pool=4,
+    share=0.1,
+    beta=10.0,
+    lengths=(4, 8, 16, 32),
+    weak_betas=(0.0, 1.0),
+    offsets=(-5.0, 0.0, 3.0),
+    seeds=(10, 11, 12, 13, 14),
+    curve_examples=128,
+    final_examples=256,
+    eval_rows=64,
+)
+
+PAPER = Settings(
+    world=WorldSize(sets=3, propositions=128, clauses=128, symbols=4, digits=4),
+    sizes={
+        # 16 heads of 256 are 4,096 channels: with Mamba-2's usual expansion of 2, width 2,048.
+        "mamba2": Size("mamba2", d_model=2048, layers=4, heads=16, head_dim=256, d_state=256),
+        "llama": Size("llama", d_model=1024, layers=4, heads=8, head_dim=128, ffn=2816),
+    },
+    recipe=Recipe(
+        steps=200_000,
+        batch=128,
+        lr=1e-3,
+        eval_every=1000,
+        optimizer="muon",
+        warmup=0.1,
+        floor=0.0,
+        micro_batch=64,
+        bf16=True,
+    ),
+    retrieval_pool=32,
+    length_pool=8,
+    share=0.1,
+    beta=10.0,
+    lengths=(1, 2, 4, 8, 16, 32, 64, 128),
+    weak_betas=(0.0, 1.0),
+    # Default gates have a median tau of about 12 tokens; the paper's table spans 2.1e4 to 0.2.
+    offsets=(-7.5, -3.2, -0.35, 1.45, 2.15, 2.7, 4.1),
+    seeds=(0, 1, 2, 3, 4),
+    curve_examples=512,
+    final_examples=2048,
+    eval_rows=64,
+)
+
+SIZES = {"small": SMALL, "paper": PAPER}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, LinearAttentionLayer
+from transformers.cache_utils import DummyLayer, DynamicCache, DynamicLayer, LinearAttentionLayer
 
 
 def fresh(config: Any) -> DynamicCache:
@@ -27,7 +27,8 @@ def croppable(cache: Any) -> bool:
 
 def stackable(cache: Any) -> bool:
     """Return whether `stack` can put such caches together (no sliding windows)."""
-    return all(type(layer) in (DynamicLayer, LinearAttentionLayer) for layer in cache.layers)
+    known = (DynamicLayer, LinearAttentionLayer, DummyLayer)
+    return all(type(layer) in known for layer in cache.layers)
 
 
 def held_tokens(cache: Any) -> int:
@@ -115,7 +116,7 @@ def stack(caches: Sequence[Any], room: int) -> Any:
             continue
         layer = copy.copy(layers[0])
         for name in ("conv_states", "recurrent_states"):
-            parts = [getattr(x, name) for x in layers]
+            parts = [getattr(x, name, {}) for x in layers]
             joined = {
                 i: v if v is None else torch.cat([p[i] for p in parts]) for i, v in parts[0].items()
             }

@@ -36,8 +36,9 @@ _RATES = (
     "recall",
 )
 _ITEM_KEYS = (
-    *("id", "k", "seed", "outcome", "called", "gold", "gold_rank", "injected", "names", "raw"),
+    *("id", "k", "seed", "outcome", "called", "gold", "gold_rank", "injected", "raw"),
     *("calls", "error_type", "error", "prompt_tokens", "new_tokens", "finish"),
+    "over_context",
 )
 
 
@@ -82,6 +83,7 @@ def explorer(
     table = LineTable()
     items: list[dict[str, Any]] = []
     names, texts, gold = [], {}, {}
+    pools: dict[tuple[str, ...], int] = {}  # models that are compared share theirs
     for number, ((facts, scores), folder) in enumerate(zip(runs, folders, strict=True)):
         sizes = ", ".join(map(str, sorted({s["k"] for s in scores})))
         names.append(f"{facts['model']} · {tally.setting(facts)} · k = {sizes}")
@@ -96,12 +98,14 @@ def explorer(
             item = {key: s[key] for key in _ITEM_KEYS}
             text = prompts[(s["k"], s["seed"])].get(s["id"])
             item |= {"run": number, "prompt": None if text is None else table.add(text)}
+            item["pool"] = pools.setdefault(tuple(s["names"]), len(pools))
             items.append(item)
             texts[s["id"]] = by_id[s["id"]].query
             gold[s["id"]] = by_id[s["id"]].gold
     return {
         "runs": names,
         "items": items,
+        "pools": list(pools),
         "questions": texts,
         "gold": gold,
         "lines": table.lines,

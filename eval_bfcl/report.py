@@ -173,6 +173,20 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
+def _brief(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows as they are written: six decimals, and none per pool seed if there is one."""
+    alone = {
+        (r["model"], tally.setting(r), r["k"])
+        for r in summary
+        if r["seed"] == "all" and r["seeds"] == 1
+    }
+    return [
+        {k: round(v, 6) if isinstance(v, float) else v for k, v in row.items()}
+        for row in summary
+        if row["seed"] == "all" or (row["model"], tally.setting(row), row["k"]) not in alone
+    ]
+
+
 def refuse_twins(runs: Sequence[Run]) -> None:
     """Refuse two runs of one name on the same pools; other pool sizes of a run may be apart.
 
@@ -204,7 +218,7 @@ def main(args: Args) -> None:
     loaded.sort(key=lambda item: _order(item[0]))
     runs = [(facts, scores) for facts, scores, _ in loaded]
     refuse_twins(runs)
-    summary = tally.summarise(runs)
+    summary = _brief(tally.summarise(runs))
     setups = trainings.setups(runs)
     means, differences = trainings.summarise(setups), trainings.differences(setups)
     inside = {id(facts) for s in setups for facts, _ in s.runs.values()}

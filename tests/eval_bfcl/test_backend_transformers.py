@@ -64,6 +64,51 @@ def test_batched_answers_equal_plain_generate_one_by_one(
         assert answers[str(n)].finish == ("stop" if ids[-1] in b.stop_ids else "length")
 
 
+def hybrid(kind: str, vocab: int) -> Any:
+    """Return a small model with attention and recurrent layers, or one with sliding windows."""
+    from transformers import AutoModelForCausalLM, BambaConfig, MistralConfig, NemotronHConfig
+
+    attention = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"vocab_size": vocab, "hidden_size": 64, "intermediate_size": 128, **attention}
+    configs: dict[str, Any] = {
+        "bamba": lambda: BambaConfig(
+            **sizes,
+            **{"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8},
+            **{"mamba_d_head": 16, "mamba_d_state": 16, "mamba_chunk_size": 16},
+        ),
+        "nemotron_h": lambda: NemotronHConfig(
+            **sizes,
+            **{"layers_block_type": ["linear_attention", "full_attention", "mlp"], "head_dim": 16},
+            **{"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 1},
+            chunk_size=16,
+        ),
+        "mistral": lambda: MistralConfig(**sizes, num_hidden_layers=2, sliding_window=32),
+    }
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(configs[kind]()).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.mul_(4)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["bamba", "nemotron_h", "mistral"])
+def test_hybrids_and_sliding_windows_answer_as_alone(kind: str, models: dict[str, Path]) -> None:
+    renderer = Renderer.load(models["llama"])
+    model = hybrid(kind, len(renderer.tokenizer))
+    b = TransformersBackend(model, renderer, max_new_tokens=12, batch_size=8, batch_tokens=4096)
+    items = requests(b, [LONG, LONG + " And in Rome?", "x", LONG[:200] + "!"])
+    answers = {r.cell: a for r, a in b.run(items)}
+    for item in items:
+        ids = torch.tensor([item.prompt_ids])
+        new = model.generate(
+            ids, max_new_tokens=12, do_sample=False, eos_token_id=renderer.stop_ids
+        )
+        left = [i for i in new[0, ids.shape[1] :].tolist() if i not in renderer.stop_ids]
+        assert answers[item.cell].text == b.tokenizer.decode(left)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("family", ["mamba2", "llama"])
 def test_what_prompts_share_is_read_once(
     family: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch

@@ -205,11 +205,16 @@ PIECES = [
         "10",
     ),
     *("<|python_tag|>", "<TOOLCALL>", "</TOOLCALL>", "f(", "x=", ")", "\\u0000", "null", "1e9"),
-    call_text(GOOD),
-    call_text(("made_up", {})),
-    json.dumps({"name": GOOD[0], "arguments": GOOD[1]}),
-    "[calculate_triangle_area(base=10, height=5)]",
 ]
+WHOLE = {
+    "hermes": [call_text(GOOD), call_text(("made_up", {}))],
+    "llama3": [json.dumps({"name": n, "parameters": GOOD[1]}) for n in (GOOD[0], "made_up")],
+    "nemotron": [
+        f"<TOOLCALL>[{json.dumps({'name': n, 'arguments': GOOD[1]})}]</TOOLCALL>"
+        for n in (GOOD[0], "made_up")
+    ],
+    "python": ["[calculate_triangle_area(base=10, height=5)]", "made_up(x=1)"],
+}
 
 
 @pytest.mark.parametrize("style", ["hermes", "llama3", "nemotron", "python"])
@@ -220,7 +225,9 @@ def test_whatever_is_written_has_exactly_one_outcome(
     rng = random.Random(style)
     seen: set[str] = set()
     for _ in range(400):
-        text = "".join(rng.choice(PIECES) for _ in range(rng.randrange(1, 9)))
+        pieces = [rng.choice(PIECES) for _ in range(rng.randrange(6))]
+        pieces.insert(rng.randrange(len(pieces) + 1), rng.choice([*WHOLE[style], ""]))
+        text = "".join(pieces)
         for split in ("simple_python", "irrelevance"):
             judged = ask(split, 0, text, style=style)
             assert judged.outcome in OUTCOMES

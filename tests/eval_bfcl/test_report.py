@@ -89,15 +89,15 @@ def test_summary_and_csv_hold_the_rates_with_their_intervals(made: Path) -> None
     )
     expected = wilson_interval(24, 40)
     assert (row["accuracy"], row["accuracy_low"], row["accuracy_high"]) == (
-        expected.value,
-        expected.low,
-        expected.high,
+        round(expected.value, 6),
+        round(expected.low, 6),
+        round(expected.high, 6),
     )
     assert row["hallucination"] == 8 / 40
     assert row["hallucination_of_valid_calls"] == 8 / 32
     rows = list(csv.DictReader((made / "results.csv").read_text().splitlines()))
-    assert len(rows) == len(summary["results"]) == 5 * 2 * 2  # a row per seed, and pooled
-    assert rows[0].keys() == summary["results"][0].keys() | {"seeds", "accuracy_sd_over_seeds"}
+    assert len(rows) == len(summary["results"]) == 5 * 2  # one seed of pools: pooled rows only
+    assert rows[0].keys() == summary["results"][0].keys()
 
 
 def test_the_leaderboard_is_in_the_official_style(made: Path) -> None:
@@ -188,7 +188,9 @@ def test_a_predicted_ceiling_stands_beside_the_measured_curve_by_name(made: Path
     b = recall_law.mean_of_max(512)
     for k in (1, 4):
         want = recall_law.recall(16, 4, k, 0.5, b)
-        assert ceilings["mamba2-s2", k] == ceilings["mamba2-s0.5", k] == pytest.approx(want)
+        assert (
+            ceilings["mamba2-s2", k] == ceilings["mamba2-s0.5", k] == pytest.approx(want, abs=1e-6)
+        )
         assert ceilings["llama", k] is None
     text = (made / "accuracy_simple-python-bm25.svg").read_text()
     shown = f"predicted ceiling: D 16, N 4, 1 layer, 4: {100 * ceilings['mamba2-s2', 4]:.1f} %"

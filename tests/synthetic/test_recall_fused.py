@@ -98,6 +98,13 @@ def test_all_tokens_read_is_every_token_asked_for() -> None:
         some = fused.cell(library, layout, p, norm, u, read=asked, reverse=reverse)
         torch.testing.assert_close(every, some)
     assert fused.library_for(layout, u.double()) is None
+    more = torch.arange(22).expand(2, 3, -1)
+    with pytest.raises(IndexError, match="asked tokens 0 to 21 of 21"):
+        fused.cell(library, layout, p, norm, u, read=more, reverse=False)
+    other = model.kernel_layout(Cell("deltanet"))
+    assert other is not None
+    with pytest.raises(ValueError, match="projections do not fit"):
+        fused.cell(library, other, p, norm, u, read=None, reverse=False)
 
 
 def test_without_the_kernels_the_model_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@
 
 extern "C" {
 struct RecallCellArgs {
-  int64_t members, sequences, tokens, width, used, reverse;  // used: tokens computed, see below
+  int64_t members, sequences, tokens, width;
+  int64_t used, reverse;  // used: tokens up to the last asked one, from the last if reverse
   int64_t columns, key_width, value_width, heads, kind, reads;
   int64_t q_at, k_at, v_at, beta_at, gate_at, gate_width, rate_at;  // columns of proj
   int64_t mixed, q_tap, k_tap, v_tap;  // the convolved columns, and where a group's taps are
@@ -65,10 +66,10 @@ INLINE float dot(const float *a, const float *b, int n) {
 // Some columns of the projections and what becomes of them.
 struct Group {
   int at, tap, width, padded;  // first column, first of its taps
-  float *x;               // (TAPS - 1 + length, padded): the columns after TAPS - 1 zero rows
-  float *y, *slope;       // (length, padded): SiLU of the convolution, its slope
-  float *dy, *dx;         // gradients, dx as x
-  float *taps, *dtaps;    // (TAPS + 1, padded): taps and bias, or unused
+  float *x;             // (TAPS - 1 + length, padded): the columns after TAPS - 1 zero rows
+  float *y, *slope;     // (length, padded): SiLU of the convolution, its slope
+  float *dy, *dx;       // gradients, dx as x
+  float *taps, *dtaps;  // (TAPS + 1, padded): taps and bias, or unused
 };
 
 class Cell {

@@ -111,9 +111,14 @@ class RecallCell(Function):
     ) -> Tensor:
         members, sequences, length, _ = u.shape
         used = length
-        if positions is not None:  # no later token reaches an asked one
+        if weight.shape[1] != layout.q_at + layout.key_width:
+            raise ValueError(f"{weight.shape[1]} projections do not fit {layout}")
+        if positions is not None:
             positions = positions.contiguous()
-            used = length - int(positions.min()) if reverse else int(positions.max()) + 1
+            first, last = int(positions.min()), int(positions.max())
+            if first < 0 or last >= length:
+                raise IndexError(f"asked tokens {first} to {last} of {length}")
+            used = length - first if reverse else last + 1  # no later token reaches these
         rows = (members, sequences, used)
         padded = _padded(layout.value_width)
         removed = states = None

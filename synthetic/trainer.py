@@ -92,7 +92,7 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits, batch.targets())
 
 
-def _backward(model: nn.Module, batch: Batch, recipe: Recipe) -> float:
+def backward(model: nn.Module, batch: Batch, recipe: Recipe) -> float:
     """Add the batch's gradient in micro-batches; return its mean loss."""
     size = recipe.micro_batch or len(batch)
     total, count = 0.0, int(batch.answer.sum())
@@ -167,7 +167,7 @@ def train(
         for optimizer in found:
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * schedule.factor(step)
-        losses.append(_backward(model, batch, recipe))
+        losses.append(backward(model, batch, recipe))
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
         for optimizer in found:
             optimizer.step()

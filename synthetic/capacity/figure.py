@@ -32,39 +32,49 @@ def draw_grid(out: Path, summary: Mapping[str, Any], name: str, kind: str) -> No
         plots.save(figure, out, name)
 
 
+def _points(
+    axis: Any,
+    cells: Sequence[Mapping[str, Any]],
+    x: Sequence[float],
+    *,
+    label: str,
+    colour: str,
+) -> None:
+    """Plot accuracies at x; cells with N > D, which the law does not know, are hollow."""
+    for wide in (False, True):
+        some = [i for i, c in enumerate(cells) if (c["n"] > c["d"]) == wide]
+        axis.plot(
+            [x[i] for i in some],
+            [cells[i]["accuracy"] for i in some],
+            "o",
+            fillstyle="none" if wide else "full",
+            color=colour,
+            alpha=0.7,
+            label=None if wide else label,
+        )
+
+
 def _prediction(axis: Any, groups: Sequence[tuple[str, Mapping[str, Any]]], kind: str) -> None:
     for i, (label, group) in enumerate(groups):
-        axis.plot(
-            [c["law"] for c in group["cells"]],
-            [c["accuracy"] for c in group["cells"]],
-            "o",
-            color=plots.COLOURS[i % len(plots.COLOURS)],
-            alpha=0.7,
-            label=f"{label}: rms {group['forms']['remark_4_3/mean_of_max']['rms']:.3f}",
-        )
+        law = [c["law"] for c in group["cells"]]
+        rms = group["forms"]["remark_4_3/mean_of_max"]["rms"]
+        colour = plots.COLOURS[i % len(plots.COLOURS)]
+        _points(axis, group["cells"], law, colour=colour, label=f"{label}: rms {rms:.3f}")
     axis.plot([0, 1], [0, 1], "--", color=plots.GREY, lw=1)
     axis.set(
         xlabel="predicted recall (remark 4.3, $b = m_V$)",
         ylabel="measured recall",
-        title=f"Prediction, {kind} models",
+        title=f"Prediction, {kind} models (hollow: N > D)",
     )
     axis.legend()
 
 
 def _collapse(axis: Any, groups: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     for i, (label, group) in enumerate(groups):
-        x = [
-            1 / math.sqrt(recall_law.noise_variance(c["d"], c["n"], c["facts"], group["a"]))
-            for c in group["cells"]
-        ]
-        axis.plot(
-            x,
-            [c["accuracy"] for c in group["cells"]],
-            "o",
-            color=plots.COLOURS[i % len(plots.COLOURS)],
-            alpha=0.7,
-            label=label,
-        )
+        cells, a = group["cells"], group["a"]
+        x = [1 / math.sqrt(recall_law.noise_variance(c["d"], c["n"], c["facts"], a)) for c in cells]
+        colour = plots.COLOURS[i % len(plots.COLOURS)]
+        _points(axis, cells, x, colour=colour, label=label)
     _curves(axis, groups)
     axis.set(xlabel=r"$1/\sigma$", ylabel="recall", title="Collapse onto one curve")
     axis.legend()

@@ -13,7 +13,7 @@ from synthetic.capacity import tasks
 def test_every_answer_is_the_one_value_bound_to_the_queried_key(
     name: str, facts: int, spare: int, seed: int
 ) -> None:
-    length = None if name == "ar" else 3 * facts + spare
+    length = None if name == "ar" else 4 * facts + spare
     task = tasks.make(name, 20, facts, length)  # type: ignore[arg-type]
     b = tasks.sample(task, 5, torch.Generator().manual_seed(seed))
     assert b.tokens.shape == (5, task.length)
@@ -28,8 +28,17 @@ def test_every_answer_is_the_one_value_bound_to_the_queried_key(
         assert [table[k] for k in asked] == answers.tolist()
         if name == "mqar":
             assert set(asked) == set(keys)
-            rest = set(range(2 * facts, task.length)) - set(positions.tolist())
-            assert all(10 <= int(tokens[i]) < 20 for i in rest)
+            assert all((i - 2 * facts) % 2 == 0 for i in positions.tolist())
+            assert 0 <= int(tokens.min()) <= int(tokens.max()) < 20
+
+
+def test_the_pairs_written_before_a_query_are_those_that_the_law_counts() -> None:
+    task = tasks.make("mqar", 512, 16)
+    b = tasks.sample(task, 400, torch.Generator().manual_seed(0))
+    pairs = (b.tokens[:, :-1] < 256) & (b.tokens[:, 1:] >= 256)  # a key, then a value
+    for t in (32, 48, 62):
+        want = task.facts / 2 + t / 4
+        assert float(pairs[:, :t].sum(1).double().mean()) == pytest.approx(want, abs=0.5)
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
@@ -37,8 +46,8 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         tasks.make("ar", 9, 2)
     with pytest.raises(ValueError, match="--facts 11"):
         tasks.make("mqar", 20, 11)
-    with pytest.raises(ValueError, match="--length 10"):
-        tasks.make("mqar", 20, 5, 10)
+    with pytest.raises(ValueError, match="--length 19 is too short: facts and queries take 20"):
+        tasks.make("mqar", 20, 5, 19)
     with pytest.raises(ValueError, match="must be 11"):
         tasks.make("ar", 20, 5, 30)
 

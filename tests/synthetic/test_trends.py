@@ -1,0 +1,58 @@
+"""Page's test over seeds, against its definition."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from synthetic import trends
+
+
+def table(values: list[list[float]]) -> list[dict]:
+    return [
+        {"seed": s, "offset": float(o), "y": v}
+        for s, row in enumerate(values)
+        for o, v in enumerate(row)
+    ]
+
+
+def test_the_p_value_is_the_share_of_orders_that_are_as_sorted() -> None:
+    values = [[1.0, 2.0, 4.0], [3.0, 5.0, 4.0], [0.0, 1.0, 9.0]]
+    found = trends.rises(table(values), "offset", "y")
+    ranks = np.argsort(np.argsort(values, axis=1), axis=1) + 1
+    weights = np.array([1, 2, 3])
+    observed = (ranks * weights).sum()
+    orders = [np.array(p) for p in itertools.permutations((1, 2, 3))]
+    sums = [
+        sum(int((o * weights).sum()) for o in three)
+        for three in itertools.product(orders, repeat=3)
+    ]
+    exact = np.mean([x >= observed for x in sums])
+    assert found.p == pytest.approx(exact, abs=0.02)
+    assert found.blocks == 3
+    assert found.rho == pytest.approx(np.mean([1.0, 0.5, 1.0]))
+
+
+def test_falling_values_are_the_mirror_of_rising_ones() -> None:
+    values = [[1.0, 2.0, 4.0, 7.0]] * 4
+    up = trends.rises(table(values), "offset", "y")
+    down = trends.rises(table([[-v for v in row] for row in values]), "offset", "y", falls=True)
+    assert up.p == down.p
+    assert up.p is not None
+    assert up.p < 0.001
+    assert up.rho == 1
+    assert down.rho == -1
+    wrong = trends.rises(table(values), "offset", "y", falls=True)
+    assert wrong.p is not None
+    assert wrong.p > 0.9
+
+
+def test_ties_and_missing_runs_count_for_nothing() -> None:
+    tied = trends.rises(table([[5.0, 5.0, 5.0]] * 5), "offset", "y")
+    assert tied.p == 1.0
+    assert tied.rho == 0.0
+    rows = table([[1.0, 2.0, 3.0]] * 5)
+    part = [r for r in rows if not (r["seed"] < 2 and r["offset"] == 1)]
+    assert trends.rises(part, "offset", "y").blocks == 3
+    assert trends.rises(rows[:3], "offset", "y").p is None
+    assert trends.rises([r for r in rows if r["offset"] < 2], "offset", "y").p is None

@@ -276,7 +276,9 @@ def summarise_inside(rows: list[Row]) -> tuple[Row, list[Row]]:
         for op, size in (("G_vv", "d"), ("G_kq", "n"))
     }
     lowest = min(min(c["G_vv_shift"], c["G_kq_shift"]) for c in cells)
-    able = [c for c in cells if c["accuracy"] > 0.5] or cells
+    able = [c for c in cells if c["accuracy"] > 0.5]
+    which = "cells that recall more than half" if able else "cells (none recalls half)"
+    able = able or cells
     explained = float(np.mean([c["explained"] for c in able]))
     return {"cells": cells, "contrast_over_random": ratios}, [
         verdict(
@@ -297,9 +299,9 @@ def summarise_inside(rows: list[Row]) -> tuple[Row, list[Row]]:
             "the state is the facts' hash table",
             explained > 0.5,
             explained,
-            f"mean squared cosine with the ideal table over the {len(able)} cells that recall more "
-            f"than half; inversion finds {np.mean([c['inverted'] for c in able]):.3f} of their "
-            f"facts, the model recalls {np.mean([c['accuracy'] for c in able]):.3f}",
+            f"mean squared cosine with the ideal table over the {len(able)} {which}; inversion "
+            f"finds {np.mean([c['inverted'] for c in able]):.3f} of their facts, the model recalls "
+            f"{np.mean([c['accuracy'] for c in able]):.3f}",
         ),
     ]
 

@@ -185,16 +185,48 @@ def gradient_norm(engine: Any) -> float | None:
 
 
 @contextlib.contextmanager
-def gathered(engine: Any) -> Iterator[nn.Module]:
-    """Give whole parameters for the block: under ZeRO-3 each rank else holds a piece."""
+def gathered(engine: Any, *, change: bool = False) -> Iterator[nn.Module]:
+    """Give whole parameters for the block: under ZeRO-3 each rank else holds a piece.
+
+    Args:
+        change: hand rank 0's changes to the others' pieces at the end.
+    """
     module: nn.Module = engine.module
     if engine.zero_optimization_stage() < 3:
         yield module
         return
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(module.parameters()), modifier_rank=None):
+    parameters = list(module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0 if change else None):
         yield module
+
+
+def save_weights(engine: Any, file: Path) -> None:
+    """Write the whole weights, without the optimizer, to one file or not at all."""
+    import torch.distributed as dist
+    from safetensors.torch import save_model
+
+    with gathered(engine) as module:
+        if dist.get_rank() == 0:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            partial = file.with_name(f"partial_{file.name}")
+            save_model(module, str(partial))
+            os.replace(partial, file)
+    dist.barrier()
+
+
+def load_weights(engine: Any, file: Path) -> None:
+    """Put weights that `save_weights` wrote into the engine's module, to be saved as a model.
+
+    The optimizer still belongs to the newest weights: no further step may follow.
+    """
+    import torch.distributed as dist
+    from safetensors.torch import load_model
+
+    with gathered(engine, change=True) as module:
+        if engine.zero_optimization_stage() < 3 or dist.get_rank() == 0:
+            load_model(module, str(file))
 
 
 def save_checkpoint(engine: Any, folder: Path, step: int, state: dict[str, Any], keep: int) -> None:

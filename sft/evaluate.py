@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Share = tuple[int, int]
 """(rank, world size): which part of the work is this process's."""
 
+JUDGED = ("parsed", "first_tool", "right_tool", "exact", "hallucinated")
+"""What `judge` says of an answer."""
+
 
 def all_sum(values: Sequence[float], device: torch.device) -> list[float]:
     """Return the element-wise sum over all processes."""
@@ -78,7 +81,8 @@ def judge(parsed: Parsed, gold: Sequence[dict[str, Any]], pool: set[str]) -> dic
     """Compare an answer with the gold calls.
 
     Returns:
-        `right_tool`: the called names are the gold ones, each as often, in any order;
+        `first_tool`: the first called name is a gold one; `right_tool`: the called names are
+        the gold ones, each as often, in any order;
         `exact`: arguments are equal too; `hallucinated`: a name outside the pool is called;
         `parsed`: the answer holds a call at all.
     """
@@ -86,6 +90,7 @@ def judge(parsed: Parsed, gold: Sequence[dict[str, Any]], pool: set[str]) -> dic
     wanted = sorted((g["name"], json.dumps(g["arguments"], sort_keys=True)) for g in gold)
     return {
         "parsed": parsed.kind == "calls",
+        "first_tool": bool(parsed.calls) and parsed.calls[0].name in {g["name"] for g in gold},
         "right_tool": [name for name, _ in calls] == [name for name, _ in wanted],
         "exact": calls == wanted,
         "hallucinated": any(name not in pool for name, _ in calls),
@@ -117,7 +122,7 @@ def call_accuracy(
         pool = builder.draw(q["query"], q["tools"], called, ("eval", q["id"]), pool_size)
         prompts.append(renderer.prompt_ids(q["messages"], pool.tools))
         pools.append({t["function"]["name"] for t in pool.tools})
-    counts = dict.fromkeys(("parsed", "right_tool", "exact", "hallucinated"), 0.0)
+    counts = dict.fromkeys(JUDGED, 0.0)
     was_training = model.training
     model.eval()
     order = sorted(range(len(mine)), key=lambda i: len(prompts[i]))

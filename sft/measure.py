@@ -9,9 +9,10 @@ the chat's own calls); BFCL accuracy is `eval_bfcl`'s business.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -37,8 +38,12 @@ class Args:
     """Prompts at a time."""
 
 
-def main(args: Args) -> None:
-    """Measure call accuracy on held-out chats."""
+def measure(args: Args) -> Iterator[dict[str, Any]]:
+    """Yield the shares of right, parsed and hallucinated answers, a row per pool size.
+
+    Raises:
+        UserError: the model does not fit the data, or the data has no questions or tools enough.
+    """
     from gatewright.chat import Renderer
     from sft import parent
     from sft.engine import process_group, use_device
@@ -70,7 +75,13 @@ def main(args: Args) -> None:
                 args.batch_size,
             )  # fmt: skip
             rounded = {name: round(value, 4) for name, value in shares.items()}
-            print(json.dumps({"k": k, "questions": len(questions), **rounded}), flush=True)
+            yield {"k": k, "questions": len(questions), **rounded}
+
+
+def main(args: Args) -> None:
+    """Measure call accuracy on held-out chats."""
+    for row in measure(args):
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,11 +64,45 @@ def inspect(path: Path) -> Parent:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise UserError(f"--model {path}: model_type {family!r} is neither mamba2 nor llama")
+    require_sound_weights(path)
     gate_scale = None
     if family == "mamba2":
         stated = extra.get("gate_scale", 1.0)
         gate_scale = None if stated is None else float(stated)
     return Parent(path, family, gate_scale, int(config["vocab_size"]))
+
+
+def require_sound_weights(path: Path) -> None:
+    """Read the headers of a folder's weight files: one cut short ends deep inside a reader else.
+
+    Raises:
+        UserError: there are no weights, or a file is damaged; it is named.
+    """
+    from gatewright.checkpoints.safetensors_files import read_header, shard_names
+
+    names = shard_names(path)
+    if names is None:
+        if any(path.glob("pytorch_model*.bin")):
+            return  # transformers reads them, as data only
+        raise UserError(
+            f"--model {path}: holds no weights (model.safetensors); copy or fetch the folder again"
+        )
+    for name in names:
+        read_header(path / name)
+
+
+def require_family(parent: Parent, recipe: str, wanted: str, recipes: Sequence[str]) -> None:
+    """Refuse a model that the recipe's learning rate and batch were not chosen for.
+
+    Raises:
+        UserError: the model is of another family; recipes of its own are named.
+    """
+    if parent.family != wanted:
+        own = ", ".join(name for name in recipes if name.startswith(parent.family))
+        raise UserError(
+            f"--model {parent.path}: is a {parent.family}, and recipe {recipe} is for {wanted}; "
+            f"choose {own}"
+        )
 
 
 def check_vocabulary(parent: Parent, data: Path, manifest: Mapping[str, Any]) -> None:

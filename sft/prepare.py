@@ -25,6 +25,8 @@ from sft.pools import Order, PoolBuilder, ToolCorpus
 from sft.rows import Chat, Dropped, Reasoning, lines, read_row
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
     from gatewright.chat import Renderer
 
 
@@ -260,6 +262,14 @@ def collect_tools(args: Args) -> ToolCorpus:
     return corpus
 
 
+def ids_needed(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return how many rows an embedding must have: the largest token id plus one.
+
+    (The number of tokens is smaller where ids have gaps, as after added tokens were removed.)
+    """
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def save_tokenizer(source: Path, folder: Path) -> None:
     """Keep the tokenizer with the data: what trains on it renders and saves with the same."""
     from gatewright.checkpoints.models_on_disk import TOKENIZER_FILES
@@ -314,7 +324,7 @@ def main(args: Args) -> None:
             "rows": ledger.as_dict(),
             "distinct_tools": len(tools),
             "tools_beyond_limit": corpus.seen_over_limit,
-            "vocab_size": len(renderer.tokenizer),
+            "vocab_size": ids_needed(renderer.tokenizer),
             "call_style": renderer.style,
             "tokenizer_sha256": artifact.sha256_file(args.tokenizer / "tokenizer.json"),
         }

@@ -73,7 +73,8 @@ class TrainConfig:
     eval_new_tokens: int = 160
     """Longest answer generated for call accuracy."""
     early_stop: int = 0
-    """Stop after this many evaluations without a lower held-out loss; 0 never stops early."""
+    """Stop after this many evaluations without a lower held-out loss, and keep the weights of
+    the lowest; 0 never stops early and keeps the last weights."""
     curriculum: Curriculum = "fixed"
     """Pool sizes over time: all at once, a ramp over steps, or raised on measured accuracy."""
     ramp_share: float = 0.5
@@ -115,6 +116,8 @@ class TrainConfig:
             raise UserError(f"--train.start-pool-size {self.start_pool_size}: give at least 1")
         if self.early_stop and not self.eval_every:
             raise UserError("--train.early-stop counts evaluations: give --train.eval-every too")
+        if self.early_stop and not self.eval_packs:
+            raise UserError("--train.early-stop needs a held-out loss: give --train.eval-packs too")
         if self.log_every < 1 or self.keep_checkpoints < 1:
             raise UserError("--train.log-every, --train.keep-checkpoints: give at least 1")
 
@@ -122,6 +125,11 @@ class TrainConfig:
 def flag(name: str) -> str:
     """Return the command-line flag of a TrainConfig field."""
     return "--train." + name.replace("_", "-")
+
+
+def family(recipe: str) -> str:
+    """Return the model family that a recipe is for: its name begins with it."""
+    return recipe.partition("_")[0]
 
 
 RECIPES: Recipes[TrainConfig] = Recipes("sft")

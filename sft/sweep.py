@@ -5,32 +5,29 @@
 
 Every cell copies the parent, multiplies its gates' decay rates (`A_log += log(s)`), fine-tunes
 it with one seed and measures held-out loss and call accuracy at the asked pool sizes.  Cells
-are processes of `sft.train`, so a sweep that was killed goes on where it stopped.
+resume like any run of `sft.train`, so a sweep that was killed goes on where it stopped.  Arms are
+compared with unscaled gates (or the fixed curriculum) by `sft.compare`.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gatewright import artifact, cli, launch
 from gatewright.config import split_recipe
 from gatewright.errors import UserError
-from sft.recipes import RECIPES, TrainConfig
+from sft import compare, train
+from sft.cells import in_child, start_method
+from sft.recipes import RECIPES, Curriculum, TrainConfig
 
 PROG = "python -m sft.sweep"
 SWEEP = "sweep.json"
-COLUMNS = (
-    "scale", "seed", "k", "held_out_loss", "right_tool", "exact", "hallucinated", "parsed",
-    "questions",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Args:
     data: Path
     """Folder made by sft.prepare."""
     out: Path
-    """Folder for the cells, results.jsonl and table.csv."""
+    """Folder for the cells, results.jsonl, table.csv, comparisons.csv and table.txt."""
     train: TrainConfig
     """How to train each cell; the recipe gives the defaults."""
     scales: str = "0.25,0.5,1,2,4"
@@ -65,7 +62,7 @@ class Cell:
 
     scale: float
     seed: int
-    curriculum: str
+    curriculum: Curriculum
 
     @property
     def name(self) -> str:
@@ -138,88 +135,63 @@ def scaled_parents(args: Args, scales: list[float]) -> dict[float, Path]:
     return folders
 
 
-def run_cell(args: Args, recipe: str, cell: Cell, parent: Path) -> list[dict[str, Any]]:
-    """Fine-tune one cell unless it is done; return its rows of the table."""
+def measure_cell(args: Args, cell: Cell, folder: Path, result: Path) -> None:
+    """Measure a trained cell and write its rows of the table."""
+    from sft.measure import Args as MeasureArgs
+    from sft.measure import measure
+
+    loss = artifact.read_manifest(folder)["extra"].get("held_out_loss")
+    facts = {**dataclasses.asdict(cell), "held_out_loss": loss}
+    asked = MeasureArgs(folder, args.data, args.pool_sizes, args.questions)
+    artifact.write_json(result, [{**facts, **row} for row in measure(asked)])
+
+
+def run_cell(
+    args: Args, recipe: str, cell: Cell, parent: Path, method: str
+) -> list[dict[str, Any]]:
+    """Fine-tune and measure one cell unless it is done; return its rows of the table.
+
+    Raises:
+        UserError: training or measuring failed.
+        SystemExit: it was asked to leave and has saved (75: start the same command again).
+    """
+    from gatewright.megatron.signals import EXIT_RUN_AGAIN
+
     folder = args.out / "cells" / cell.name
     result = folder.parent / f"{cell.name}.json"
-    if result.is_file():
-        rows: list[dict[str, Any]] = json.loads(result.read_text())
-        return rows
-    if not (folder / artifact.MANIFEST).is_file():
-        changes: dict[str, Any] = {"seed": cell.seed, "curriculum": cell.curriculum}
-        config = dataclasses.replace(args.train, **changes)
-        command = [sys.executable, "-m", "sft.train", recipe]
-        command += ["--model", str(parent), "--data", str(args.data), "--out", str(folder)]
-        command += train_flags(config)
-        done = subprocess.run(command, env=launch.tuned_env(), check=False)
-        if done.returncode:
-            raise UserError(f"cell {cell.name} failed (exit code {done.returncode}); see above")
-    measured = subprocess.run(
-        [
-            sys.executable, "-m", "sft.measure", str(folder), "--data", str(args.data),
-            "--pool-sizes", args.pool_sizes, "--questions", str(args.questions),
-        ],
-        env=launch.tuned_env(),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )  # fmt: skip
-    if measured.returncode:
-        raise UserError(f"cell {cell.name} could not be measured; see above")
-    loss = artifact.read_manifest(folder)["extra"].get("held_out_loss")
-    rows = [
-        {
-            "scale": cell.scale,
-            "seed": cell.seed,
-            "curriculum": cell.curriculum,
-            "held_out_loss": loss,
-            **json.loads(line),
-        }
-        for line in measured.stdout.splitlines()
-    ]
-    artifact.write_json(result, rows)
-    if not args.keep_models:
-        (folder / artifact.MANIFEST).unlink()  # without weights it is no model folder any more
-        for weights in folder.glob("*.safetensors"):
-            weights.unlink()
+    if not result.is_file():
+        if not (folder / artifact.MANIFEST).is_file():
+            config = dataclasses.replace(args.train, seed=cell.seed, curriculum=cell.curriculum)
+            run = train.Args(parent, args.data, folder, config)
+            code = in_child(method, train.main, recipe, run)
+            if code == EXIT_RUN_AGAIN:
+                raise SystemExit(code)
+            if code:
+                raise UserError(f"cell {cell.name} failed (exit code {code}); see above")
+        if in_child(method, measure_cell, args, cell, folder, result):
+            raise UserError(f"cell {cell.name} could not be measured; see above")
+        if not args.keep_models:
+            (folder / artifact.MANIFEST).unlink()  # without weights it is no model folder any more
+            for weights in folder.glob("*.safetensors"):
+                weights.unlink()
+    rows: list[dict[str, Any]] = json.loads(result.read_text())
     return rows
 
 
-def train_flags(config: TrainConfig) -> list[str]:
-    """Return the flags that state a whole configuration."""
-    flags: list[str] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        name = field.name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(f"--train.{'' if value else 'no-'}{name}")
-        else:
-            flags += [f"--train.{name}", str(value)]
-    return flags
+def chosen_curricula(args: Args) -> list[Curriculum]:
+    """Return the curricula to sweep over.
 
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return mean and standard deviation over seeds, a line per scale, curriculum and k."""
-    import statistics
-
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["scale"], row["curriculum"], row["k"]), []).append(row)
-    lines = [
-        f"{'scale':>6} {'curriculum':<10} {'k':>3} {'seeds':>5} {'held-out loss':>16} "
-        f"{'right tool':>15} {'exact':>15} {'hallucinated':>15}"
-    ]
-    for (scale, curriculum, k), group in sorted(groups.items()):
-        cells = []
-        for name in ("held_out_loss", "right_tool", "exact", "hallucinated"):
-            values = [row[name] for row in group if row[name] is not None]
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            cells.append(f"{statistics.fmean(values):.3f} ± {spread:.3f}" if values else "-")
-        lines.append(
-            f"{scale:>6g} {curriculum:<10} {k:>3} {len(group):>5} {cells[0]:>16} "
-            f"{cells[1]:>15} {cells[2]:>15} {cells[3]:>15}"
-        )
-    return "\n".join(lines)
+    Raises:
+        UserError: an unknown one, or one that needs further flags.
+    """
+    known = {name: name for name in get_args(Curriculum)}
+    chosen: list[Curriculum] = []
+    for name in [c for c in args.curricula.split(",") if c] or [args.train.curriculum]:
+        if name not in known:
+            raise UserError(f"--curricula {name!r}: choose {', '.join(known)}")
+        chosen.append(known[name])
+        dataclasses.replace(args.train, curriculum=known[name])  # says what it needs
+    return chosen
 
 
 def main(recipe: str, args: Args) -> None:
@@ -232,27 +204,20 @@ def main(recipe: str, args: Args) -> None:
     if args.questions < 1:
         raise UserError(f"--questions {args.questions}: give a positive number")
     artifact.read_manifest(args.data, "sft-data", flag="--data")
-    curricula = [c for c in args.curricula.split(",") if c] or [args.train.curriculum]
-    for curriculum in curricula:
-        if curriculum not in ("fixed", "ramp", "gated"):
-            raise UserError(f"--curricula {curriculum!r}: choose fixed, ramp or gated")
-        dataclasses.replace(args.train, curriculum=curriculum)  # type: ignore[arg-type]
+    curricula = chosen_curricula(args)
     check_scales(args.model, scales)
     claim(args, recipe)
     (args.out / "cells").mkdir(exist_ok=True)
     parents = scaled_parents(args, scales)
-    cells = [Cell(s, seed, c) for s in scales for c in curricula for seed in seeds]
+    # Seed by seed: a sweep that is stopped has compared all arms on the seeds that it finished.
+    cells = [Cell(s, seed, c) for seed in seeds for s in scales for c in curricula]
+    method = start_method()
     rows: list[dict[str, Any]] = []
     for cell in runlog.progress(cells, desc="sweep", unit="cell"):
-        rows += run_cell(args, recipe, cell, parents[cell.scale])
+        rows += run_cell(args, recipe, cell, parents[cell.scale], method)
     with open(args.out / "results.jsonl", "w", encoding="utf-8") as f:
         f.writelines(json.dumps(row) + "\n" for row in rows)
-    with open(args.out / "table.csv", "w", encoding="utf-8", newline="") as f:
-        writer = csv.DictWriter(f, ("curriculum", *COLUMNS), extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
-    text = table(rows)
-    (args.out / "table.txt").write_text(text + "\n")
+    text = compare.write(rows, args.out)
     artifact.finish(
         args.out,
         kind="sft-sweep",
@@ -284,5 +249,6 @@ def entry() -> None:
 
 
 if __name__ == "__main__":
+    launch.retune()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     entry()

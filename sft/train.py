@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from gatewright import artifact, cli, launch
 from gatewright.config import split_recipe
 from gatewright.errors import UserError
-from sft.recipes import RECIPES, TrainConfig
+from sft.recipes import RECIPES, TrainConfig, family
 
 if TYPE_CHECKING:
     from gatewright.megatron.signals import LeaveRequests
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 PROG = "python -m sft.train"
 RUN = "run.json"
 CHECKPOINTS = "checkpoints"
+BEST = "best.safetensors"
+"""Within the checkpoints: the weights of the lowest held-out loss, with `early_stop` only."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Inputs:
     held_out: Samples
 
 
-def check(args: Args) -> Inputs:
+def check(recipe: str, args: Args) -> Inputs:
     """Read the inputs and refuse what cannot be trained on.
 
     Raises:
@@ -94,6 +96,7 @@ def check(args: Args) -> Inputs:
 
     manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
     found = parent.inspect(args.model)
+    parent.require_family(found, recipe, family(recipe), RECIPES.names())
     parent.check_vocabulary(found, args.data, manifest)
     deepspeed_config(args.train, int(os.environ.get("WORLD_SIZE", "1")))
     samples = Samples(args.data / "train")
@@ -148,7 +151,8 @@ class Run:
             model.gradient_checkpointing_enable()
         self.engine = deepspeed_engine.initialize(PackedLoss(model), self.config, self.world)
         self.step = 0
-        self.best = math.inf
+        self.best: dict[str, Any] = {}
+        """The evaluation with the lowest held-out loss so far, and its step."""
         self.evaluations_since_best = 0
         self.left: str | None = None
         """What made `loop` save and leave before the end."""
@@ -228,10 +232,11 @@ class Run:
     def evaluate(self) -> dict[str, Any]:
         """Return held-out loss and, if asked for, call accuracy at the present pool size."""
         from sft import evaluate
-        from sft.engine import gathered
+        from sft.engine import gathered, save_weights
 
         config = self.config
         share = (self.rank, self.world)
+        improved = False
         out: dict[str, Any] = {}
         loss = evaluate.held_out_loss(
             self.engine,
@@ -244,8 +249,7 @@ class Run:
         )
         if loss is not None:
             out["held_out_loss"] = loss
-            improved = loss < self.best
-            self.best = min(loss, self.best)
+            improved = loss < self.best.get("held_out_loss", math.inf)
             self.evaluations_since_best = 0 if improved else self.evaluations_since_best + 1
         if config.eval_calls:
             builder, questions = self._call_questions()
@@ -265,6 +269,10 @@ class Run:
                 out |= {f"call_{name}": value for name, value in found.items()}
                 out["call_pool_size"] = pool_size
                 self.curriculum.report(found["right_tool"])
+        if improved:
+            self.best = {"step": self.step, **out}
+            if config.early_stop:
+                save_weights(self.engine, self.args.out / CHECKPOINTS / BEST)
         return out
 
     def _call_questions(self) -> tuple[Any, list[dict[str, Any]]]:
@@ -332,8 +340,13 @@ class Run:
         import torch.distributed as dist
 
         from sft import parent
-        from sft.engine import gathered
+        from sft.engine import gathered, load_weights
 
+        kept = {"step": self.step, **last}
+        if self.config.early_stop and self.best:
+            kept = self.best
+        if kept["step"] != self.step:
+            load_weights(self.engine, self.args.out / CHECKPOINTS / BEST)
         with gathered(self.engine) as module:
             if self.rank == 0:
                 parent.save(
@@ -356,7 +369,8 @@ class Run:
                     "gate_scale": self.parent.gate_scale,
                     "steps": self.step,
                     "stopped_early": self.stopped_early,
-                    **last,
+                    "kept_step": kept.pop("step"),
+                    **kept,
                 },
             )
 
@@ -365,7 +379,7 @@ def main(recipe: str, args: Args) -> int:
     """Fine-tune a model on prepared chats."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
-    inputs = check(args)
+    inputs = check(recipe, args)
     if (args.out / artifact.MANIFEST).exists():
         raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
     from gatewright.megatron.signals import EXIT_RUN_AGAIN, LeaveRequests

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,22 @@ def test_one_line_and_exit_code_2(tokenizer: Path, tmp_path: Path) -> None:
     assert f"{file}:1" in errors[0]
     assert "not valid JSON" in errors[0]
     assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_need_a_row_for_the_largest_id_whatever_the_number_of_tokens(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    gapped = tmp_path / "gapped"
+    shutil.copytree(tokenizer, gapped)
+    content = json.loads((gapped / "tokenizer.json").read_text())
+    added = content["added_tokens"][-1] | {"id": 700, "content": "<far>"}
+    content["added_tokens"].append(added)
+    content["model"]["vocab"]["<far>"] = 700
+    (gapped / "tokenizer.json").write_text(json.dumps(content))
+    loaded = Renderer.load(gapped).tokenizer
+    assert len(loaded) < 701
+    assert prepare.ids_needed(loaded) == 701
+    assert prepare.ids_needed(Renderer.load(tokenizer).tokenizer) == 500
 
 
 @pytest.mark.slow

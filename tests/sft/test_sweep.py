@@ -1,15 +1,17 @@
 """The sweep's plan, its flags and its table."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gatewright import artifact, cli
+from gatewright import artifact
 from gatewright.errors import UserError
-from sft import measure, sweep, train
+from sft import measure, sweep
 from sft.recipes import RECIPES
+from tests.sft.material import python_m
 
 
 def test_every_cell_has_a_file_of_its_own() -> None:
@@ -17,15 +19,6 @@ def test_every_cell_has_a_file_of_its_own() -> None:
     names = {sweep.Cell(s, seed, "ramp").name for s in scales for seed in (0, 1, 2)}
     assert len(names) == 15
     assert "s0.25-ramp-seed1" in names
-
-
-def test_flags_state_the_whole_configuration() -> None:
-    config = dataclasses.replace(
-        RECIPES.get("mamba2_debug_cpu"), seed=3, gradient_checkpointing=True, lr=0.25
-    )
-    base = train.Args(Path("m"), Path("d"), Path("o"), RECIPES.get("llama_2b_8xh100"))
-    parsed = cli.parse(train.Args, sweep.train_flags(config), prog="x", default=base)
-    assert parsed.train == config
 
 
 def test_scaled_parents_carry_their_scale(models: dict[str, Path], tmp_path: Path) -> None:
@@ -83,18 +76,50 @@ def test_what_cannot_be_scaled_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_the_table_is_mean_and_deviation_over_seeds() -> None:
-    rows = [
-        {
-            "scale": 1.0, "curriculum": "ramp", "k": 8, "held_out_loss": 2.0 + seed,
-            "right_tool": 0.5, "exact": 0.25, "hallucinated": 0.0,
-        }
-        for seed in (0, 1, 2)
+def test_one_command_trains_measures_and_compares(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(
+        RECIPES.get("mamba2_debug_cpu"), steps=2, lr_warmup_steps=1, context_tokens=512
+    )
+    args = sweep.Args(
+        models["mamba2"], data, tmp_path / "out", config, scales="1,2", seeds="3",
+        pool_sizes="1,2", questions=2, keep_models=True,
+    )  # fmt: skip
+    flags = ["--model", args.model, "--data", data, "--out", args.out, "--scales", "1,2"]
+    flags += ["--seeds", "3", "--pool-sizes", "1,2", "--questions", "2", "--keep-models"]
+    flags += ["--train.steps", "2", "--train.lr-warmup-steps", "1"]
+    flags += ["--train.context-tokens", "512"]
+    done = python_m("sft.sweep", "mamba2_debug_cpu", *flags)
+    assert done.returncode == 0, done.stderr[-2000:]
+    text = (args.out / "table.txt").read_text()
+    assert done.stdout.endswith(text)
+    rows = [json.loads(line) for line in (args.out / "results.jsonl").read_text().splitlines()]
+    assert [(r["scale"], r["seed"], r["k"]) for r in rows] == [
+        (1, 3, 1), (1, 3, 2), (2, 3, 1), (2, 3, 2),
     ]  # fmt: skip
-    line = sweep.table(rows).splitlines()[1]
-    assert line.split()[:4] == ["1", "ramp", "8", "3"]
-    assert "3.000 ± 1.000" in line
-    assert "0.500 ± 0.000" in line
+    kept = [artifact.read_manifest(args.out / "cells" / f"s{s}-ramp-seed3") for s in (1, 2)]
+    assert [m["extra"]["gate_scale"] for m in kept] == [1.0, 2.0]
+    assert [m["extra"]["held_out_loss"] for m in kept] == [r["held_out_loss"] for r in rows[::2]]
+    assert kept[0]["seed"] == 3
+    assert "difference from scale 1, ramp" in text
+    # A finished sweep is refused, an unfinished one takes its done cells from disk.
+    with pytest.raises(UserError, match="already finished"):
+        sweep.main("mamba2_debug_cpu", args)
+    assert sweep.run_cell(args, "x", sweep.Cell(1.0, 3, "ramp"), tmp_path, "fork") == rows[:2]
+
+
+def test_a_cell_that_fails_or_is_asked_to_leave_ends_the_sweep(
+    models: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = sweep.Args(models["mamba2"], data, tmp_path, RECIPES.get("mamba2_debug_cpu"))
+    cell = sweep.Cell(1.0, 0, "ramp")
+    short = dataclasses.replace(args, train=dataclasses.replace(args.train, context_tokens=16))
+    with pytest.raises(UserError, match=r"s1-ramp-seed0 failed \(exit code 2\)"):
+        sweep.run_cell(short, "mamba2_debug_cpu", cell, models["mamba2"], "fork")
+    monkeypatch.setattr(sweep.train, "main", lambda *_: 75)
+    with pytest.raises(SystemExit, match="75"):
+        sweep.run_cell(args, "mamba2_debug_cpu", cell, models["mamba2"], "fork")
 
 
 def test_no_questions_are_refused_before_anything_is_read(tmp_path: Path) -> None:

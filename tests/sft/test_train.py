@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ def train_here(recipe: str, model: Path, data: Path, out: Path, **changes: Any) 
         RECIPES.get(recipe), context_tokens=512, global_batch_packs=2, lr_warmup_steps=2, **changes
     )
     args = train.Args(model, data, out, config)
-    run = train.Run(args, recipe, train.check(args), torch.device("cpu"))
+    run = train.Run(args, recipe, train.check(recipe, args), torch.device("cpu"))
     run.finish(run.loop())
     return out
 
@@ -92,8 +93,6 @@ def test_a_run_learns_and_ends_in_a_usable_folder(
 def test_the_gate_scale_of_the_parent_is_passed_on(
     models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     from sft import parent
 
     shutil.copytree(models["mamba2"], tmp_path / "scaled")
@@ -101,6 +100,36 @@ def test_the_gate_scale_of_the_parent_is_passed_on(
     assert parent.inspect(tmp_path / "scaled").gate_scale == 0.5
     assert parent.inspect(models["mamba2"]).gate_scale == 1.0
     assert parent.inspect(models["llama"]).gate_scale is None
+
+
+@pytest.mark.usefixtures("group")
+def test_an_early_stop_keeps_the_weights_of_the_lowest_loss(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    """A rate so high that the held-out loss soon rises for good."""
+    from sft import evaluate, parent
+    from sft.dataset import Samples
+    from sft.objective import PackedLoss
+
+    out = train_here(
+        "mamba2_debug_cpu", models["mamba2"], data, tmp_path / "out",
+        steps=40, lr=0.1, eval_every=1, early_stop=3,
+    )  # fmt: skip
+    rows = list(read_metrics(out / "metrics.jsonl"))
+    held_out = [row["held_out_loss"] for row in rows]
+    best = held_out.index(min(held_out)) + 1
+    said = artifact.read_manifest(out)["extra"]
+    assert said["stopped_early"]
+    assert said["steps"] == len(rows) == best + 3
+    assert said["kept_step"] == best
+    assert said["held_out_loss"] == min(held_out)
+    assert not (out / "checkpoints").exists()
+    saved = PackedLoss(parent.load(parent.inspect(out)))
+    loss = evaluate.held_out_loss(
+        saved, Samples(data / "held_out"), 512, 4, 0, (0, 1), torch.device("cpu")
+    )
+    assert loss == pytest.approx(min(held_out), rel=1e-5)
+    assert loss < held_out[-1] - 1e-3
 
 
 def kill_at_random(command: list[str], out: Path, chance: random.Random, env: dict) -> int:
@@ -222,10 +251,12 @@ def test_bad_input_is_one_line(models: dict[str, Path], data: Path, tmp_path: Pa
 def test_what_cannot_be_trained_on_is_refused(
     models: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    recipe = "mamba2_debug_cpu"
+
     def told(model: Path, folder: Path = data, **changes: Any) -> str:
         config = dataclasses.replace(RECIPES.get("mamba2_debug_cpu"), **changes)
         with pytest.raises(UserError) as caught:
-            train.check(train.Args(model, folder, tmp_path / "out", config))
+            train.check(recipe, train.Args(model, folder, tmp_path / "out", config))
         return str(caught.value)
 
     model = models["mamba2"]
@@ -247,6 +278,14 @@ def test_what_cannot_be_trained_on_is_refused(
     bert.mkdir()
     (bert / "config.json").write_text('{"model_type": "bert", "vocab_size": 9999}')
     assert "'bert' is neither" in told(bert)
+    assert "is a llama, and recipe mamba2_debug_cpu is for mamba2" in told(models["llama"])
+    assert "choose llama_2b_8xh100, llama_debug_cpu" in told(models["llama"])
+    cut = tmp_path / "cut"
+    shutil.copytree(model, cut)
+    os.truncate(cut / "model.safetensors", 1000)
+    assert f"{cut}/model.safetensors: not a sound safetensors file" in told(cut)
+    (cut / "model.safetensors").unlink()
+    assert "holds no weights" in told(cut)
 
 
 def test_another_runs_folder_is_not_resumed_into(

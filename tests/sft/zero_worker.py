@@ -26,7 +26,7 @@ def main() -> None:
         for stage in (0, 1, 2, 3):
             config = dataclasses.replace(base, zero_stage=stage)
             args = train.Args(model, data, out / f"zero{stage}", config)
-            run = train.Run(args, "mamba2_debug_cpu", train.check(args), device)
+            run = train.Run(args, "mamba2_debug_cpu", train.check("mamba2_debug_cpu", args), device)
             run.finish(run.loop())
 
 

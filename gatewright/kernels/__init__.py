@@ -6,6 +6,7 @@ our C++ kernels, or plain PyTorch where there is no compiler or GATEWRIGHT_KERNE
 `python -m tools.doctor` says which and why.
 """
 
+from gatewright.kernels.attention import causal_attention, causal_attention_reference
 from gatewright.kernels.backend import active_backend
 from gatewright.kernels.combined import (
     causal_conv1d_fn,
@@ -20,7 +21,8 @@ from gatewright.kernels.cross_entropy import (
     linear_cross_entropy,
     token_losses,
 )
-from gatewright.kernels.norm import gated_rms_norm
+from gatewright.kernels.linear import linear, matmul
+from gatewright.kernels.norm import gated_rms_norm, swiglu
 from gatewright.kernels.reference import (
     causal_conv1d_reference,
     conv1d_step_reference,
@@ -28,6 +30,7 @@ from gatewright.kernels.reference import (
     ssd_reference,
     state_step_reference,
 )
+from gatewright.kernels.rotary import rotary_qkv, rotary_reference
 from gatewright.kernels.ssd import ssd_scan
 from gatewright.kernels.step import state_step
 from gatewright.kernels.transformers_binding import bind_transformers
@@ -35,6 +38,8 @@ from gatewright.kernels.transformers_binding import bind_transformers
 __all__ = [
     "active_backend",
     "bind_transformers",
+    "causal_attention",
+    "causal_attention_reference",
     "causal_conv1d",
     "causal_conv1d_fn",
     "causal_conv1d_reference",
@@ -44,13 +49,18 @@ __all__ = [
     "cross_entropy_reference",
     "gated_rms_norm",
     "gated_rms_norm_reference",
+    "linear",
     "linear_cross_entropy",
     "mamba_chunk_scan_combined",
     "mamba_split_conv1d_scan_combined",
+    "matmul",
+    "rotary_qkv",
+    "rotary_reference",
     "selective_state_update",
     "ssd_reference",
     "ssd_scan",
     "state_step",
     "state_step_reference",
+    "swiglu",
     "token_losses",
 ]

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from gatewright.errors import UserError
 from gatewright.kernels.native import (
+    attention,
     build,
     conv,
+    gemm,
     loss,
     norm,
     rank_one,
     recall_cell,
+    rotary,
     small_mlp,
     ssd,
     step,
@@ -60,6 +63,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             ("conv", conv.ConvArgs),
             ("norm", norm.NormArgs),
             ("loss", loss.LossArgs),
+            ("gemm", gemm.GemmArgs),
+            ("attention", attention.AttentionArgs),
+            ("rotary", rotary.RotaryArgs),
             ("step", step.StepArgs),
             ("state_step", step.StateStepArgs),
             ("rank_one", rank_one.RankOneArgs),

@@ -115,7 +115,8 @@ def mamba_split_conv1d_scan_combined(
     """Everything between a Mamba-2 mixer's two projections (and the second one on request).
 
     Args:
-        zxbcdt: (b, l, 2 d_inner + 2 g n + h), the input projection [z | x | B | C | dt].
+        zxbcdt: (b, l, 2 d_inner + 2 g n + h), the input projection [z | x | B | C | dt]; a
+            transposed (l, b, ...) is taken as it lies on CPU, and so is the result laid out.
         conv1d_weight: (d_inner + 2 g n, w) over [x | B | C].
         D: (h,) with `headdim`, or (h, p).
         rmsnorm_weight: (d_inner,); without it y is gated by silu(z) and not normalised.
@@ -135,7 +136,7 @@ def mamba_split_conv1d_scan_combined(
         module = backend.cuda_module("mamba_ssm.ops.triton.ssd_combined")
         assert module is not None
         return module.mamba_split_conv1d_scan_combined(
-            zxbcdt,
+            zxbcdt.contiguous(),
             conv1d_weight,
             conv1d_bias,
             dt_bias,

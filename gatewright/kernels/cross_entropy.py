@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from gatewright.kernels import backend
+from gatewright.kernels.linear import matmul
 from gatewright.kernels.native import loss as native
 
 _BYTES_AT_ONCE = 16 << 20  # of logits: stays in a server CPU's last-level cache
@@ -75,12 +76,14 @@ class _LinearCrossEntropy(Function):
         labels = labels.contiguous()
         factors = None if token_weights is None else token_weights.detach().float().contiguous()
         dhidden = torch.empty_like(hidden) if need_hidden else None
-        dweight = torch.zeros_like(weight) if need_weight else None
+        dweight = torch.empty_like(weight) if need_weight else None
+        if dweight is not None and not len(hidden):
+            dweight.zero_()
         total = torch.zeros((), dtype=torch.float64, device=hidden.device)
         step = max(16, _BYTES_AT_ONCE // (4 * weight.shape[0]))
         for start in range(0, hidden.shape[0], step):
             part = slice(start, start + step)
-            logits = (hidden[part] @ weight.t()).float()
+            logits = matmul(hidden[part], weight.t()).float()
             some = None if factors is None else factors[part]
             losses, lse = _losses(logits, labels[part], ignore)
             total += (losses if some is None else losses * some).sum(dtype=torch.float64)
@@ -89,16 +92,18 @@ class _LinearCrossEntropy(Function):
             _write_gradient(logits, labels[part], ignore, lse, some)
             gradient = logits.to(hidden.dtype)
             if dhidden is not None:
-                torch.mm(gradient, weight, out=dhidden[part])
+                matmul(gradient, weight, out=dhidden[part])
             if dweight is not None:
-                dweight.addmm_(gradient.t(), hidden[part])
+                matmul(gradient.t(), hidden[part], out=dweight, add=start > 0)
         ctx.save_for_backward(dhidden, dweight)
         return total.float()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        scaled = [None if t is None else t * grads[0].to(t.dtype) for t in ctx.saved_tensors]
-        return *scaled, None, None, None
+        gradients = ctx.saved_tensors
+        if grads[0].is_cuda or grads[0] != 1:  # a factor of 1 is common, and these are large
+            gradients = [None if t is None else t * grads[0].to(t.dtype) for t in gradients]
+        return *gradients, None, None, None
 
 
 class _TokenLosses(Function):

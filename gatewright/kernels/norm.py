@@ -1,4 +1,4 @@
-"""RMSNorm per group with a SiLU gate, as after Mamba-2's scan."""
+"""RMSNorm per group with a SiLU gate, as after Mamba-2's scan, and the SiLU gate alone."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ def silu_gate(y: Tensor, z: Tensor) -> Tensor:
         return native.Norm.apply(library, *rows, 0.0, width, False).view(y.shape)
     acc = torch.float64 if y.dtype == torch.float64 else torch.float32
     return (y.to(acc) * F.silu(z.to(acc))).to(y.dtype)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    """Return silu(gate) * value of x = [gate | value] (..., 2 f), as a Llama's MLP does."""
+    library = backend.native_for(x)
+    width = x.shape[-1] // 2
+    if library is not None and x.dtype != torch.float16 and x.numel() and native.takes(width):
+        return native.SwiGLU.apply(library, x)
+    gate, value = x.chunk(2, dim=-1)
+    return F.silu(gate) * value
 
 
 class _GatedRMSNorm(Function):

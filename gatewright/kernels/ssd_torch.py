@@ -150,7 +150,7 @@ class _Scan(Function):
             if D_acc is not None:
                 Y = torch.addcmul(Y, xc.transpose(1, 2), D_acc[:, None, :])
             yc.copy_(Y.transpose(1, 2))
-            S = _next_state(S, u, Bc, d, i, k)
+            _advance(S, S, u, Bc, d, i, k)
         ctx.save_for_backward(x, dt, A, B, C, D, initial, seq_idx, *kept)
         ctx.chunk = L
         ctx.set_materialize_grads(False)
@@ -182,15 +182,16 @@ class _Scan(Function):
         upto = torch.ones(L, L, dtype=acc, device=x.device).tril_()
         xs, Bs, Cs, dys = x.split(L, 1), B.split(L, 1), C.split(L, 1), dy.split(L, 1)
         dxs, ddts, dBs, dCs = dx.split(L, 1), ddt.split(L, 1), dB.split(L, 1), dC.split(L, 1)
+        room = torch.empty(min(_KEEP, len(xs)) - 1, b, h, p, n, dtype=acc, device=x.device)
         for block in reversed(range(len(kept))):
             first = block * _KEEP
             stop = min(first + _KEEP, len(xs))
-            states = [kept[block]]
+            states = [kept[block], *room.unbind(0)][: stop - first]
             for i in range(first, stop - 1):
                 k = L  # only the last chunk of all can be short
                 u = torch.mul(xs[i].to(acc).transpose(1, 2), d.dt[i][..., None])
                 Bc = Bs[i].to(acc).transpose(1, 2)
-                states.append(_next_state(states[-1], u, Bc, d, i, k))
+                _advance(states[i + 1 - first], states[i - first], u, Bc, d, i, k)
             for i in reversed(range(first, stop)):
                 k = xs[i].shape[1]
                 S = states.pop()
@@ -231,10 +232,9 @@ class _Scan(Function):
                 da += through.reshape(b, h, k).flip(-1).cumsum(-1).flip(-1)
                 dCs[i].copy_((dYe @ S_g + dCB @ Bc).transpose(1, 2))
 
-                whole = d.whole[i][..., None, None]
-                dS = dS * whole
-                da += (dS * S).sum((-1, -2))[..., None]
-                dS += (dYe.transpose(-1, -2) @ Cc).view(b, h, p, n)
+                dS.mul_(d.whole[i][..., None, None])
+                da += (dS.view(b * h, 1, -1) @ S.view(b * h, -1, 1)).view(b, h, 1)
+                _add_product(dS, dYe.transpose(-1, -2), Cc)
 
                 dxc = du * dtc
                 if dD is not None and D_acc is not None:
@@ -249,13 +249,23 @@ class _Scan(Function):
         return dx, ddt.to(dt.dtype), dA.to(A.dtype), dB, dC, dD, d_initial, None, None
 
 
-def _next_state(S: Tensor, u: Tensor, Bc: Tensor, d: _Decay, i: int, k: int) -> Tensor:
-    """Return the state after chunk i; u (b, h, k, p), Bc (b, g, k, n), S (b, h, p, n)."""
-    b, h, p, n = S.shape
+def _advance(out: Tensor, S: Tensor, u: Tensor, Bc: Tensor, d: _Decay, i: int, k: int) -> None:
+    """Write the state after chunk i into `out`, which may be S itself (b, h, p, n).
+
+    u (b, h, k, p), Bc (b, g, k, n).  States are the largest tensors of a step: none is allocated.
+    """
+    b, h, p, _ = S.shape
     g = Bc.shape[1]
     uw = (u * d.leave[i][..., :k, None]).view(b, g, h // g, k, p).transpose(3, 4)
-    new = (uw.reshape(b, g, -1, k) @ Bc).view(b, h, p, n)
-    return torch.addcmul(new, S, d.whole[i][..., None, None])
+    torch.mul(S, d.whole[i][..., None, None], out=out)
+    _add_product(out, uw.reshape(b, g, -1, k), Bc)
+
+
+def _add_product(S: Tensor, left: Tensor, right: Tensor) -> None:
+    """S (b, h, p, n) += left (b, g, h/g * p, k) @ right (b, g, k, n), in place."""
+    b, g, rows, k = left.shape
+    n = S.shape[-1]
+    S.view(b * g, rows, n).baddbmm_(left.reshape(b * g, rows, k), right.reshape(b * g, k, n))
 
 
 def ssd_torch(
@@ -267,9 +277,14 @@ def ssd_torch(
     D: Tensor | None,
     initial_states: Tensor | None,
     seq_idx: Tensor | None,
-    chunk: int = 32,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return y (b, l, h, p) and the final states (b, h, p, n); `dt` is already discretised."""
+    """Return y (b, l, h, p) and the final states (b, h, p, n); `dt` is already discretised.
+
+    Chunks are longer for large states, which every chunk passes over several times.
+    """
+    if chunk is None:
+        chunk = 32 if B.shape[3] <= 64 else 64
     if x.shape[1] == 0:
         acc = torch.float64 if x.dtype == torch.float64 else torch.float32
         b, _, h, p = x.shape

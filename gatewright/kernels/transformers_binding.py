@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gatewright.kernels import backend
 from gatewright.kernels.combined import mamba_split_conv1d_scan_combined
 from gatewright.kernels.conv import causal_conv1d, conv1d_step
+from gatewright.kernels.linear import linear
 from gatewright.kernels.native import step as native
 from gatewright.kernels.norm import gated_rms_norm
 from gatewright.kernels.ssd import ssd_scan
@@ -150,6 +151,14 @@ def _keeps_apart_on_cuda(seq_idx: Tensor | None) -> bool:
     return seq_idx is None or all(backend.cuda_module(name) is not None for name in needed)
 
 
+def _project(layer: Any, x: Tensor) -> Tensor:
+    """Apply a projection; a plain linear layer that nobody listens to by our product."""
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks
+    if type(layer) is nn.Linear and layer.bias is None and not hooked:
+        return linear(x, layer.weight)
+    return layer(x)
+
+
 def _masked(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     return x if attention_mask is None else x * attention_mask[:, :, None].to(x.dtype)
 
@@ -157,11 +166,11 @@ def _masked(x: Tensor, attention_mask: Tensor | None) -> Tensor:
 def _without_cache(
     mixer: Any, hidden: Tensor, attention_mask: Tensor | None, seq_idx: Tensor | None
 ) -> Tensor:
-    zxbcdt = mixer.in_proj(_masked(hidden, attention_mask))
+    zxbcdt = _project(mixer.in_proj, _masked(hidden, attention_mask))
     if attention_mask is not None:
         # Padding must not enter the state, and the convolution's bias would: mask after it.
         y, _ = _scan(mixer, zxbcdt, attention_mask, seq_idx=seq_idx)
-        return mixer.out_proj(y.to(mixer.out_proj.weight.dtype))
+        return _project(mixer.out_proj, y.to(mixer.out_proj.weight.dtype))
     y = mamba_split_conv1d_scan_combined(
         zxbcdt,
         mixer.conv1d.weight.squeeze(1),
@@ -180,7 +189,7 @@ def _without_cache(
         norm_before_gate=False,
     )
     assert isinstance(y, Tensor)
-    return mixer.out_proj(y)
+    return _project(mixer.out_proj, y)
 
 
 def _split(mixer: Any, zxbcdt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,7 +262,7 @@ def _with_cache(
     layer = mixer.layer_idx
     conv_state = cache.get_conv_state(layer, state_idx=0)
     recurrent = cache.get_recurrent_state(layer, state_idx=0)
-    zxbcdt = mixer.in_proj(_masked(hidden, attention_mask))
+    zxbcdt = _project(mixer.in_proj, _masked(hidden, attention_mask))
     one_token = hidden.shape[1] == 1 and conv_state is not None and recurrent is not None
     if not one_token or cache.is_recording_past(layer):
         y, final = _scan(
@@ -265,7 +274,7 @@ def _with_cache(
             initial_states=recurrent,
         )
         cache.update_recurrent_state(final, layer_idx=layer)
-        return mixer.out_proj(y.to(mixer.out_proj.weight.dtype))
+        return _project(mixer.out_proj, y.to(mixer.out_proj.weight.dtype))
     library = backend.native_for(zxbcdt)
     fp32 = zxbcdt.dtype == recurrent.dtype == conv_state.dtype == torch.float32
     if library is not None and fp32 and recurrent.is_contiguous() and conv_state.is_contiguous():

@@ -29,6 +29,7 @@ import torch
 _FOLDER = Path(__file__).parent
 _SOURCES = (
     *("ssd.cpp", "conv.cpp", "norm.cpp", "step.cpp", "loss.cpp"),
+    *("gemm.cpp", "attention.cpp", "rotary.cpp"),
     *("rank_one.cpp", "recall_cell.cpp", "small_mlp.cpp"),
 )
 _HEADERS = ("vec.h", "rank_one.h", "recall_cell.h", "layer_norm.h")

@@ -55,6 +55,30 @@ def _heads(xBC: Tensor, s: Sizes) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def _empty(like: Tensor, *width: int) -> Tensor:
+    """Room for (b, l, *width) in the memory order of `like`: rows by batch, or by token.
+
+    Megatron's activations are (l, b, d); a transposed view of them is taken as it lies.
+    """
+    b, l, _ = like.shape
+    if like.stride(0) < like.stride(1):
+        return torch.empty(l, b, *width, dtype=like.dtype).transpose(0, 1)
+    return torch.empty(b, l, *width, dtype=like.dtype)
+
+
+def _rows(t: Tensor) -> Tensor:
+    """View (b, l, d) as (rows, d) in memory order."""
+    return norm.as_rows(t.transpose(0, 1) if t.stride(0) < t.stride(1) else t)
+
+
+def _as_laid(t: Tensor, like: Tensor) -> Tensor:
+    """Return `t` (b, l, d) in the memory order of `like`, copied only if it lies otherwise."""
+    flipped = like.stride(0) < like.stride(1)
+    inner = t.transpose(0, 1) if flipped else t
+    inner = inner.to(like.dtype).contiguous()
+    return inner.transpose(0, 1) if flipped else inner
+
+
 def _f32(t: Tensor | None) -> Tensor | None:
     return None if t is None else t.detach().float().contiguous()
 
@@ -80,8 +104,7 @@ class _Inputs:
         self.conv_bias = _f32(conv_bias)
         self.norm_weight = _f32(norm_weight)
         self.segment = segment
-        b, l, _ = zxbcdt.shape
-        self.xBC = torch.empty(b, l, self.taps.shape[1], dtype=zxbcdt.dtype)
+        self.xBC = _empty(zxbcdt, self.taps.shape[1])
         self.conv_args = conv.arguments(
             self.parts.xBC, self.taps, self.conv_bias, None, segment, True
         )
@@ -107,7 +130,7 @@ class _Inputs:
         eps = norm.NO_NORM if self.norm_weight is None else s.eps
         group = s.heads * s.head_dim // s.groups
         after = s.norm_before_gate and self.norm_weight is not None
-        rows, z = norm.as_rows(y.flatten(2)), norm.as_rows(self.parts.z)
+        rows, z = _rows(y.flatten(2)), _rows(self.parts.z)
         return norm.arguments(rows, z, self.norm_weight, eps, group, after)
 
 
@@ -128,19 +151,19 @@ class Mixer(Function):
         norm_weight: Tensor | None,
         s: Sizes,
     ) -> Tensor:
-        zxbcdt = zxbcdt.contiguous()
+        if zxbcdt.stride(0) >= zxbcdt.stride(1) or not zxbcdt.transpose(0, 1).is_contiguous():
+            zxbcdt = zxbcdt.contiguous()
         given = (conv_weight, conv_bias, dt_bias, A, D, segment, norm_weight)
         i = _Inputs(library, s, zxbcdt, *given)
-        b, l, _ = zxbcdt.shape
-        y = torch.empty(b, l, s.heads, s.head_dim, dtype=zxbcdt.dtype)
+        y = _empty(zxbcdt, s.heads, s.head_dim)
         ssd.put(i.ssd_args, y=y)
         kept = None
         if any(ctx.needs_input_grad):
             kept = ssd.kept_states(i.ssd_args, zxbcdt)
             i.ssd_args.kept = kept.data_ptr()
         library.ssd_forward(ctypes.byref(i.ssd_args))
-        out = torch.empty(b, l, s.heads * s.head_dim, dtype=zxbcdt.dtype)
-        norm.norm_forward(library, i.norm_args(y, s), norm.as_rows(out))
+        out = _empty(zxbcdt, s.heads * s.head_dim)
+        norm.norm_forward(library, i.norm_args(y, s), _rows(out))
         ctx.save_for_backward(zxbcdt, *given, y, kept)
         ctx.library, ctx.sizes = library, s
         return out
@@ -151,16 +174,16 @@ class Mixer(Function):
         conv_weight, conv_bias, dt_bias, A, D, _, norm_weight = given
         s, library = ctx.sizes, ctx.library
         i = _Inputs(library, s, zxbcdt, *given)
-        d = torch.empty_like(zxbcdt)
+        d = _empty(zxbcdt, zxbcdt.shape[2])
         dparts = _parts(d, s)
 
-        dout = norm.as_rows(grads[0].to(zxbcdt.dtype))
-        dy = torch.empty_like(y)
+        dout = _rows(_as_laid(grads[0], zxbcdt))
+        dy = _empty(zxbcdt, s.heads, s.head_dim)
         dnorm = norm.norm_backward(
-            library, i.norm_args(y, s), dout, norm.as_rows(dy.flatten(2)), norm.as_rows(dparts.z)
+            library, i.norm_args(y, s), dout, _rows(dy.flatten(2)), _rows(dparts.z)
         )
 
-        dxBC = torch.empty_like(i.xBC)
+        dxBC = _empty(zxbcdt, i.xBC.shape[2])
         dx, dB, dC = _heads(dxBC, s)
         i.ssd_args.kept = kept.data_ptr()
         ssd.put(i.ssd_args, dy=dy, dx=dx)

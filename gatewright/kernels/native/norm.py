@@ -114,3 +114,28 @@ class Norm(Function):
         if dweight is not None:
             dweight = dweight.to(weight.dtype)
         return None, dx.view(x.shape), dweight, dz, None, None, None
+
+
+class SwiGLU(Function):
+    """x (..., 2 f): [gate | value] -> silu(gate) * value (..., f)."""
+
+    @staticmethod
+    def forward(ctx: Any, library: ctypes.CDLL, x: Tensor) -> Tensor:  # type: ignore[override]
+        gate, value = as_rows(x).chunk(2, dim=-1)
+        y = torch.empty(value.shape, dtype=x.dtype)
+        args = arguments(value, gate, None, NO_NORM, value.shape[1], False)
+        norm_forward(library, args, y)
+        ctx.save_for_backward(x)
+        ctx.library = library
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        (x,) = ctx.saved_tensors
+        rows = as_rows(x)
+        gate, value = rows.chunk(2, dim=-1)
+        d = torch.empty(rows.shape, dtype=x.dtype)
+        dgate, dvalue = d.chunk(2, dim=-1)
+        args = arguments(value, gate, None, NO_NORM, value.shape[1], False)
+        norm_backward(ctx.library, args, as_rows(grads[0].to(x.dtype)), dvalue, dgate)
+        return None, d.view(x.shape)

@@ -151,3 +151,23 @@ def test_states_at_the_ends_of_packed_sequences(kernels: str) -> None:
     assert states.shape[0] == 2
     with pytest.raises(ValueError, match="cu_seqlens"):
         mamba_chunk_scan_combined(**t, chunk_size=64, return_varlen_states=True)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_mixer_takes_tokens_first_as_they_lie(kernels: str, norm: bool) -> None:
+    """Megatron's (l, b, d) activations, transposed: the same numbers, and laid out alike."""
+    t = mixer_inputs(2, 70, norm, per_channel_D=False)
+    options: dict[str, Any] = {"chunk_size": 64, "headdim": P, "ngroups": 2}
+    options["norm_before_gate"] = False
+
+    def tokens_first(zxbcdt: Tensor, **more: Tensor) -> Tensor:
+        lbd = zxbcdt.transpose(0, 1).contiguous()
+        y = mamba_split_conv1d_scan_combined(lbd.transpose(0, 1), **more, **options)
+        assert isinstance(y, Tensor)
+        assert kernels == "torch" or y.transpose(0, 1).is_contiguous()
+        return y
+
+    t.pop("outproj_weight", None)
+    plain = outputs_and_gradients(mamba_split_conv1d_scan_combined, t, torch.float32, **options)
+    found = outputs_and_gradients(tokens_first, t, torch.float32)
+    assert worst(found, plain)[0] < 1e-6

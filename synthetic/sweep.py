@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,12 +34,20 @@ class Sweep:
         out: the folder; new, empty, or an unfinished sweep with the same settings.
         experiment: its name, for example `theory`.
         config: the settings that must be the same for the rows to be comparable.
+        free: names in it that only say which runs to do, so that a sweep may be continued with
+            more or fewer of them.
 
     Raises:
         UserError: the folder is finished, belongs to something else, or to other settings.
     """
 
-    def __init__(self, out: Path, experiment: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        out: Path,
+        experiment: str,
+        config: Mapping[str, Any],
+        free: Iterable[str] = (),
+    ) -> None:
         self.out = Path(out)
         self.experiment = experiment
         self.config = json.loads(json.dumps({"experiment": experiment, **config}, default=str))
@@ -49,7 +57,8 @@ class Sweep:
             raise UserError(f"--out {out} is a file: choose a folder")
         config_path = self.out / "config.json"
         if config_path.exists():
-            self._check_same(config_path)
+            self._check_same(config_path, set(free))
+            artifact.write_json(config_path, self.config)
         elif self.out.exists() and any(self.out.iterdir()):
             raise UserError(f"--out {out} holds other files: choose a new or empty folder")
         else:
@@ -64,12 +73,12 @@ class Sweep:
         self._start = time.monotonic()
         self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
 
-    def _check_same(self, path: Path) -> None:
+    def _check_same(self, path: Path, free: set[str]) -> None:
         try:
             found = json.loads(path.read_text())
         except json.JSONDecodeError as e:
             raise UserError(f"{path}: is damaged; remove the folder") from e
-        for name in sorted({*found, *self.config}):
+        for name in sorted({*found, *self.config} - free):
             if found.get(name) != self.config.get(name):
                 raise UserError(
                     f"--out {self.out} was started with {name}={found.get(name)!r}, not "
@@ -157,8 +166,11 @@ def print_verdicts(verdicts: Iterable[Mapping[str, Any]]) -> None:
         print(f"{mark}  {v['claim']}{number}: {v['detail']}")
 
 
-def gathered(folders: Iterable[Path], out: Path, experiment: str) -> Sweep:
+def gathered(folders: Iterable[Path], out: Path, experiment: str, names: Sequence[str]) -> Sweep:
     """Return a new sweep that holds the rows of finished folders of one experiment.
+
+    Args:
+        names: the fields of a row that name its run.
 
     Raises:
         UserError: a folder is unfinished, of another experiment or size, or repeats a run.
@@ -173,6 +185,10 @@ def gathered(folders: Iterable[Path], out: Path, experiment: str) -> Sweep:
             raise UserError(f"--runs {folder}: holds {config.get('experiment')}, not {experiment}")
         sizes.add(config.get("size"))
         rows += _complete_rows(folder / "results.jsonl")
+    named = [tuple(r[n] for n in names) for r in rows]
+    for name in named:
+        if named.count(name) > 1:
+            raise UserError(f"--runs: repeats the run {' '.join(map(str, name))}")
     if len(sizes) > 1:
         raise UserError(f"--runs: mixes the sizes {', '.join(map(str, sorted(sizes, key=str)))}")
     sweep = Sweep(out, experiment, {"size": sizes.pop(), "gathered": [str(f) for f in folders]})

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from gatewright.runlog import progress
 from synthetic import sequence_models
 from synthetic.ensemble import Schedule
+from synthetic.ranks import Ranks
 from synthetic.sequences import Batch
 
 # What a gate is made of, and vectors, take no weight decay; neither do norms and biases.
@@ -92,10 +93,15 @@ def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(logits, batch.targets())
 
 
-def backward(model: nn.Module, batch: Batch, recipe: Recipe) -> float:
-    """Add the batch's gradient in micro-batches; return its mean loss."""
+def backward(model: nn.Module, batch: Batch, recipe: Recipe, count: int | None = None) -> float:
+    """Add the batch's gradient in micro-batches; return its mean loss.
+
+    Args:
+        count: answer tokens of the whole batch of which this is a part; gradient and loss are
+            then this part's share.
+    """
     size = recipe.micro_batch or len(batch)
-    total, count = 0.0, int(batch.answer.sum())
+    total, count = 0.0, count or int(batch.answer.sum())
     device = batch.tokens.device.type
     for start in range(0, len(batch), size):
         part = batch.rows(slice(start, start + size))
@@ -133,6 +139,7 @@ def train(
     *,
     stop: Callable[[dict[str, Any]], bool] | None = None,
     desc: str,
+    ranks: Ranks | None = None,
     checkpoint: Path | None = None,
     checkpoint_seconds: float = 600.0,
 ) -> Trained:
@@ -142,16 +149,18 @@ def train(
         draw: step -> its batch; must depend on the step alone, so that a run can be resumed.
         evaluate: step -> metrics, called every `eval_every` steps and at the end.
         stop: ends the run when it is true of an evaluation.
+        ranks: the processes among which batches are split.
         checkpoint: a file to resume from and to renew every `checkpoint_seconds`; removed at
             the end.
 
     Raises:
         ArithmeticError: the loss is not finite.
     """
+    ranks = ranks or Ranks()
     found, schedule = optimizers(model, recipe), recipe.schedule()
     done = Trained([], 0, 0.0, 0.0)
     if checkpoint is not None and checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
+        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
         model.load_state_dict(state["model"])
         for optimizer, s in zip(found, state["optimizers"], strict=True):
             optimizer.load_state_dict(s)
@@ -159,7 +168,8 @@ def train(
     base, start, saved = done.cpu_seconds, time.process_time(), time.monotonic()
     model.train()
     losses: list[float] = []
-    bar = progress(range(done.steps, recipe.steps), desc=desc, unit="step")
+    steps = range(done.steps, recipe.steps)
+    bar = progress(steps, desc=desc, unit="step", disable=not ranks.lead)
     for step in bar:
         before = time.process_time()
         batch = draw(step)
@@ -167,7 +177,8 @@ def train(
         for optimizer in found:
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * schedule.factor(step)
-        losses.append(backward(model, batch, recipe))
+        losses.append(backward(model, ranks.part(batch), recipe, int(batch.answer.sum())))
+        ranks.sum_gradients(model)
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
         for optimizer in found:
             optimizer.step()
@@ -178,18 +189,21 @@ def train(
         loss = sum(losses) / len(losses)
         if loss != loss or loss in (float("inf"), float("-inf")):
             raise ArithmeticError(f"{desc}: the loss is not finite before step {done.steps}")
-        losses = []
+        losses = []  # of several processes, the lead's part
         done.curve.append({"step": done.steps, "loss": loss, **evaluate(done.steps)})
         bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         done.cpu_seconds = base + time.process_time() - start
-        if stop is not None and stop(done.curve[-1]):
+        # Processes decide alike, also where their last digits differ.
+        if ranks.agree(stop is not None and stop(done.curve[-1])):
             break
-        if checkpoint is not None and time.monotonic() - saved > checkpoint_seconds:
+        if checkpoint is None or not ranks.lead:
+            continue
+        if time.monotonic() - saved > checkpoint_seconds:
             _save(checkpoint, model, found, done)
             saved = time.monotonic()
     bar.close()
     model.eval()
-    if checkpoint is not None:
+    if checkpoint is not None and ranks.lead:
         checkpoint.unlink(missing_ok=True)
     return done
 

@@ -52,11 +52,13 @@ def _run(size: str, args: RunArgs) -> None:
     import torch
 
     from synthetic.key_value import runs, settings
+    from synthetic.ranks import fill
 
     torch.set_num_threads(args.threads)
     s = settings.SIZES[size]
     if args.offsets is not None:
-        s = dataclasses.replace(s, offsets=numbers("--offsets", args.offsets, -100, 100))
+        given = numbers("--offsets", args.offsets, -100, 100)
+        s = dataclasses.replace(s, offsets=dict.fromkeys(settings.ORDERS, given))
     if args.seeds is not None:
         s = dataclasses.replace(s, seeds=tuple(integers("--seeds", args.seeds, least=0)))
     if args.steps is not None:
@@ -66,12 +68,16 @@ def _run(size: str, args: RunArgs) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     config = {"size": size, "orders": orders, "models": models, **dataclasses.asdict(s)}
-    with Sweep(args.out, "key_value", config) as sweep:
-        for run in runs.plan(s, orders, models):  # type: ignore[arg-type]
-            if not sweep.has(**run.key()):
-                partial = None if size == "small" else args.out / "partial.pt"
-                sweep.add(runs.execute(s, run, device=args.device, checkpoint=partial))
-        _finish(sweep)
+    partial = None if size == "small" else args.out / "partial.pt"
+    fill(
+        args.out,
+        "key_value",
+        config,
+        runs.plan(s, orders, models),  # type: ignore[arg-type]
+        lambda run, ranks: runs.execute(s, run, ranks, checkpoint=partial),
+        _finish,
+        args.device,
+    )
 
 
 def _finish(sweep: Sweep) -> None:
@@ -96,7 +102,8 @@ def paper(args: RunArgs) -> None:
 
 def gather(args: GatherArgs) -> None:
     """Join the runs of several folders, test the claims and draw the figure."""
-    with gathered(args.runs, args.out, "key_value") as sweep:
+    names = ("order", "model", "offset", "seed")
+    with gathered(args.runs, args.out, "key_value", names) as sweep:
         _finish(sweep)
 
 

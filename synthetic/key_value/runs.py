@@ -12,6 +12,7 @@ from synthetic import sequence_models, sequences, trainer
 from synthetic.key_value import settings as sizes
 from synthetic.key_value import task as tasks
 from synthetic.key_value.settings import Settings
+from synthetic.ranks import Ranks
 from synthetic.sequences import Batch
 from synthetic.sweep import Row
 
@@ -41,7 +42,7 @@ def plan(s: Settings, orders: list[tasks.Order], models: list[str]) -> list[Run]
         for order in orders
         for seed in s.seeds
         for model in models
-        for offset in (s.offsets if model == "mamba2" else (None,))
+        for offset in (s.offsets[order] if model == "mamba2" else (None,))
     ]
 
 
@@ -65,8 +66,12 @@ def evaluation_set(
     return sequences.draw(sample, count, test=True)
 
 
-def execute(s: Settings, run: Run, *, device: str = "cpu", checkpoint: Path | None = None) -> Row:
+def execute(
+    s: Settings, run: Run, ranks: Ranks | None = None, *, checkpoint: Path | None = None
+) -> Row:
     """Train and measure one run; return its row."""
+    ranks = ranks or Ranks()
+    device = ranks.device
     task = dataclasses.replace(s.task, order=run.order)
     entries = tasks.dictionary(task, run.seed)
     model = build(s, run).to(device)
@@ -92,6 +97,7 @@ def execute(s: Settings, run: Run, *, device: str = "cpu", checkpoint: Path | No
         lambda step: {"accuracy": accuracy(small)},
         stop=lambda metrics: bool(metrics["accuracy"] >= sizes.STOP),
         desc=run.label(),
+        ranks=ranks,
         checkpoint=checkpoint,
     )
     final = evaluation_set(task, entries, task.pairs, s.final_sequences).to(device)

@@ -37,7 +37,7 @@ class Settings:
 
     Attributes:
         task: its `order` is replaced by each part's.
-        offsets: added to A_log, weakest gates first.
+        offsets: by order of queries, added to A_log, weakest gates first.
         lengths: numbers of pairs at which best-last models are tested.
         curve_sequences, final_sequences, length_sequences: evaluated during training, at its
             end, and at each length.
@@ -47,7 +47,7 @@ class Settings:
     task: Task
     sizes: dict[str, Size]
     recipe: Recipe
-    offsets: tuple[float, ...]
+    offsets: dict[str, tuple[float, ...]]
     seeds: tuple[int, ...]
     lengths: tuple[int, ...]
     curve_sequences: int
@@ -61,7 +61,7 @@ SMALL = Settings(
         symbols=32,
         entries=1000,
         length=2,
-        pairs=8,
+        pairs=6,
         noise=0.34,
         query_ratio=0.5,
         order="best_first",
@@ -70,10 +70,10 @@ SMALL = Settings(
         "mamba2": Size("mamba2", d_model=64, layers=2, heads=4, head_dim=16, d_state=32),
         "gpt_neox": Size("gpt_neox", d_model=64, layers=2, heads=4, head_dim=16, ffn=128),
     },
-    recipe=Recipe(steps=2000, batch=32, lr=1e-2, eval_every=50),
-    offsets=(-5.0, -3.0, -2.0, -1.0, 0.0, 2.0),
+    recipe=Recipe(steps=1000, batch=32, lr=1e-2, eval_every=50),
+    offsets={"best_first": (-5.0, -3.0, -2.0, -1.0, 1.0), "best_last": (-5.0, -2.0, 1.0)},
     seeds=(10, 11, 12, 13, 14),
-    lengths=(8, 12, 16, 20, 24, 28, 32),
+    lengths=(6, 9, 12, 15, 18, 21, 24),
     curve_sequences=256,
     final_sequences=1024,
     length_sequences=256,
@@ -95,7 +95,7 @@ PAPER = Settings(
         "gpt_neox": Size("gpt_neox", d_model=768, layers=12, heads=12, head_dim=64, ffn=3072),
     },
     recipe=Recipe(steps=100_000, batch=128, lr=3e-4, eval_every=500, micro_batch=4, bf16=True),
-    offsets=(-10.0, -6.0, -4.0, -3.0, -2.0, -1.0, 0.0),
+    offsets=dict.fromkeys(ORDERS, (-10.0, -6.0, -4.0, -3.0, -2.0, -1.0, 0.0)),
     seeds=(0, 1, 2, 3, 4),
     lengths=(512, 768, 1024, 1280, 1536, 1792, 2048),
     curve_sequences=128,

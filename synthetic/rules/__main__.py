@@ -51,6 +51,7 @@ def _run(size: str, args: RunArgs) -> None:
     positive(args, "steps", "threads")
     import torch
 
+    from synthetic.ranks import fill
     from synthetic.rules import runs, settings
 
     torch.set_num_threads(args.threads)
@@ -66,12 +67,16 @@ def _run(size: str, args: RunArgs) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     config = {"size": size, "parts": parts, "models": models, **dataclasses.asdict(s)}
-    with Sweep(args.out, "rules", config) as sweep:
-        for run in runs.plan(s, parts, models):
-            if not sweep.has(**run.key()):
-                partial = None if size == "small" else args.out / "partial.pt"
-                sweep.add(runs.execute(s, run, device=args.device, checkpoint=partial))
-        _finish(sweep)
+    partial = None if size == "small" else args.out / "partial.pt"
+    fill(
+        args.out,
+        "rules",
+        config,
+        runs.plan(s, parts, models),
+        lambda run, ranks: runs.execute(s, run, ranks, checkpoint=partial),
+        _finish,
+        args.device,
+    )
 
 
 def _finish(sweep: Sweep) -> None:
@@ -96,7 +101,8 @@ def paper(args: RunArgs) -> None:
 
 def gather(args: GatherArgs) -> None:
     """Join the runs of several folders, test the claims and draw the figure."""
-    with gathered(args.runs, args.out, "rules") as sweep:
+    names = ("part", "model", "offset", "seed")
+    with gathered(args.runs, args.out, "rules", names) as sweep:
         _finish(sweep)
 
 

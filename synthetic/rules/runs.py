@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from synthetic import sequence_models, sequences, trainer
+from synthetic.ranks import Ranks
 from synthetic.rules import examples as ex
 from synthetic.rules import world as worlds
 from synthetic.rules.examples import Examples, Pools
@@ -145,8 +146,12 @@ def chain_success(
     return len(alive) / count
 
 
-def execute(s: Settings, run: Run, *, device: str = "cpu", checkpoint: Path | None = None) -> Row:
+def execute(
+    s: Settings, run: Run, ranks: Ranks | None = None, *, checkpoint: Path | None = None
+) -> Row:
     """Train and measure one run; return its row."""
+    ranks = ranks or Ranks()
+    device = ranks.device
     world = worlds.make(s.world, run.seed)
     model = build(s, run).to(device)
     k, share = s.pool(run.part), s.share
@@ -176,6 +181,7 @@ def execute(s: Settings, run: Run, *, device: str = "cpu", checkpoint: Path | No
         s.recipe,
         evaluate,
         desc=run.label(),
+        ranks=ranks,
         checkpoint=checkpoint,
     )
     n = s.final_examples

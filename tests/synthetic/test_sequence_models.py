@@ -80,7 +80,8 @@ def test_drift_is_the_median_over_all_heads() -> None:
     found = sm.drift(before, after)
     for source in ("weights", "data"):
         assert len(before[source]) == 4
-        assert found[f"tau_final_{source}"] == pytest.approx(found[f"tau_initial_{source}"] / 2)
+        half = found[f"tau_initial_{source}"] / 2
+        assert found[f"tau_final_{source}"] == pytest.approx(half, rel=1e-3)
         assert found[f"delta_alpha_{source}"] == pytest.approx(
             float(np.median(np.abs(after[source] - before[source])))
         )

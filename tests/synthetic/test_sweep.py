@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gatewright.errors import UserError
-from synthetic.sweep import Sweep, verdict
+from synthetic.sweep import Sweep, gathered, verdict
 
 
 def test_rows_survive_and_a_broken_line_is_cut_off(tmp_path: Path) -> None:
@@ -46,3 +46,41 @@ def test_finished_or_foreign_folders_are_refused(tmp_path: Path) -> None:
 
 def test_verdicts_are_plain_json() -> None:
     assert json.loads(json.dumps(verdict("c", True, 0.25, "d")))["number"] == 0.25
+
+
+def test_a_sweep_may_be_continued_with_more_seeds_but_no_other_settings(tmp_path: Path) -> None:
+    with Sweep(tmp_path / "x", "test", {"seeds": [0], "lr": 1.0}, free=("seeds",)) as sweep:
+        sweep.add({"seed": 0})
+    with Sweep(tmp_path / "x", "test", {"seeds": [0, 1], "lr": 1.0}, free=("seeds",)) as sweep:
+        assert sweep.has(seed=0)
+        sweep.add({"seed": 1})
+    assert json.loads((tmp_path / "x" / "config.json").read_text())["seeds"] == [0, 1]
+    with pytest.raises(UserError, match="lr=1.0, not 2.0"):
+        Sweep(tmp_path / "x", "test", {"seeds": [0, 1], "lr": 2.0}, free=("seeds",))
+
+
+def test_finished_folders_are_gathered(tmp_path: Path) -> None:
+    for i in range(2):
+        with Sweep(tmp_path / str(i), "test", {"size": "small", "seed": i}) as sweep:
+            sweep.add({"seed": i, "y": 0.5})
+            sweep.finish({})
+    folders = [tmp_path / "0", tmp_path / "1"]
+    with gathered(folders, tmp_path / "all", "test", ["seed"]) as sweep:
+        assert [r["seed"] for r in sweep.rows] == [0, 1]
+    with gathered(
+        folders, tmp_path / "all", "test", ["seed"]
+    ) as sweep:  # interrupted before its end
+        assert [r["seed"] for r in sweep.rows] == [0, 1]
+    with pytest.raises(UserError, match="holds test, not rules"):
+        gathered(folders, tmp_path / "other", "rules", ["seed"])
+    with pytest.raises(UserError, match="repeats the run 0"):
+        gathered([folders[0], folders[0]], tmp_path / "other", "test", ["seed"])
+    with Sweep(tmp_path / "2", "test", {"size": "paper"}) as sweep:
+        sweep.finish({})
+    with pytest.raises(UserError, match="mixes the sizes paper, small"):
+        gathered([*folders, tmp_path / "2"], tmp_path / "other", "test", ["seed"])
+    assert not (tmp_path / "other").exists()
+    with Sweep(tmp_path / "3", "test", {"size": "small"}):
+        pass
+    with pytest.raises(UserError, match="--runs"):
+        gathered([tmp_path / "3"], tmp_path / "other", "test", ["seed"])

@@ -1,0 +1,171 @@
+"""`python -m synthetic.rules`: from training to verdicts, and decoding by hand."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gatewright import cli
+from gatewright.errors import UserError
+from synthetic import sequence_models as sm
+from synthetic.rules import __main__ as command
+from synthetic.rules import examples as ex
+from synthetic.rules import report, runs, settings, world
+from synthetic.rules.world import Size
+
+FILES = {"config.json", "results.jsonl", "summary.json", "manifest.json", "rules.svg", "rules.png"}
+
+TINY = dataclasses.replace(
+    settings.SMALL,
+    world=Size(sets=3, propositions=12, clauses=14, symbols=2, digits=2),
+    sizes={
+        "mamba2": sm.Size("mamba2", d_model=16, layers=1, heads=2, head_dim=8, d_state=4),
+        "llama": sm.Size("llama", d_model=16, layers=1, heads=2, head_dim=8, ffn=16),
+    },
+    recipe=dataclasses.replace(settings.SMALL.recipe, steps=4, batch=4, eval_every=2),
+    lengths=(4, 8, 14),
+    seeds=(0, 1),
+    curve_examples=8,
+    final_examples=8,
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(settings.SIZES, "small", TINY)
+
+
+def run(out: Path, *argv: str) -> dict[str, Any]:
+    args = cli.parse(command.RunArgs, [*argv, "--out", str(out)], prog=command.PROG)
+    command.small(args)
+    return json.loads((out / "summary.json").read_text())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_every_run_is_measured_and_every_claim_is_judged(tmp_path: Path) -> None:
+    summary = run(tmp_path / "a")
+    assert {p.name for p in (tmp_path / "a").iterdir()} == FILES
+    found = [json.loads(x) for x in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
+    assert len(found) == 2 * 2 * (len(TINY.offsets) + 1)
+    for r in found:
+        if r["part"] == "length":
+            assert [(w["beta"], w["k"]) for w in r["weak"]] == [
+                (b, k) for b in (0.0, 1.0) for k in TINY.lengths
+            ]
+        else:
+            assert {c["step"] for c in r["curve"]} == {2, 4}
+            assert 0 <= r["no_oracle"] <= 1
+    claims = [v["claim"] for v in summary["verdicts"]]
+    for word in ("retrieve resampled", "memorise", "larger pools", "gate drift", "Transformer"):
+        assert any(word in c for c in claims), word
+    table = [s for s in summary["length"]["settings"] if s["model"] == "mamba2"]
+    taus = [s["tau_initial_weights"] for s in table]
+    assert taus == sorted(taus, reverse=True)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_bad_input_is_named(tmp_path: Path) -> None:
+    for argv, message in (
+        (("--parts", "lenght"), "did you mean 'length'"),
+        (("--models", "gpt_neox"), "--models: no 'gpt_neox'"),
+        (("--steps", "0"), "--steps must be positive"),
+        (("--device", "cuda"), "torch sees no GPU"),
+    ):
+        with pytest.raises(UserError, match=message):
+            run(tmp_path / "x", *argv)
+    assert not (tmp_path / "x").exists()
+
+
+def test_greedy_decoding_feeds_on_its_own_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose digit depends on the digits before it must be fed its own."""
+    w = world.make(TINY.world, 0)
+    rng = np.random.default_rng(0)
+    asked = ex.questions(w, 5, rng, 0)
+    e = ex.fill(w, asked, TINY.training("length"), np.array([1, 2, 3, 4, 4]), rng)
+
+    def logits(model: Any, batch: Any) -> torch.Tensor:
+        before = batch.answer.roll(-1, dims=1)
+        last = batch.tokens[before].view(len(batch), 2)
+        out = torch.zeros(len(batch), 2, ex.VOCAB)
+        out[:, 0, 4] = 1  # first digit 4, then 3 more than the digit before
+        out.scatter_(
+            2, torch.stack([torch.full((len(batch),), 4), (last[:, 1] + 3) % 10], 1)[..., None], 1.0
+        )
+        return out.flatten(0, 1)
+
+    monkeypatch.setattr(sm, "answer_logits", logits)
+    found = runs.answers(torch.nn.Identity(), e, rows=2, device="cpu")
+    assert found.tolist() == [47] * 5
+
+
+def test_a_chain_goes_on_from_where_the_last_turn_led(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = world.make(TINY.world, 0)
+    seen: list[ex.Examples] = []
+
+    def answers(model: Any, e: ex.Examples, rows: int, device: str) -> np.ndarray:
+        seen.append(e)
+        wrong = np.arange(len(e.target)) % 4 == 0  # every fourth answer fails
+        return np.where(wrong, -1, e.target)
+
+    monkeypatch.setattr(runs, "answers", answers)
+    pools = TINY.training("length")
+    found = runs.chain_success(torch.nn.Identity(), w, pools, 4, 64, TINY, "cpu")
+    first, second = seen
+    assert len(first.turn) == 64
+    assert len(second.turn) == 48
+    assert found == 36 / 64
+    assert set(second.turn) == {1}
+    kept = np.arange(64) % 4 != 0
+    assert (second.goal == first.goal[kept]).all()
+    assert (second.current == first.after(first.target)[kept]).all()
+    assert w.reach[1, second.current, second.goal].all()
+
+
+def fake(part: str, offset: float, seed: int, y: float) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "part": part, "model": "mamba2", "offset": offset, "seed": seed, "steps": 100,
+        "parameters": 1, "chain": 0.5, "cpu_seconds": 1.0, "data_seconds": 0.1,
+    }  # fmt: skip
+    for name in ("tau_initial", "tau_final", "delta_alpha"):
+        row |= {f"{name}_{source}": 1 / (10 + offset) for source in ("weights", "data")}
+    if part == "retrieval":
+        row |= {
+            "no_oracle": 1 - y, "random_oracle_name": y, "first_turn": 0.9,
+            "curve": [
+                {"step": 50, "no_oracle": 1 - y, "random_oracle_name": y - 0.2},
+                {"step": 100, "no_oracle": 1 - y, "random_oracle_name": y},
+            ],
+        }  # fmt: skip
+    else:
+        row |= {
+            "lengths": [4, 8], "length_accuracy": [0.95, y],
+            "weak": [{"beta": 0.0, "k": 4, "accuracy": y}],
+        }  # fmt: skip
+    return row
+
+
+def test_claims_are_told_apart_from_their_opposites() -> None:
+    """On runs made up so that the truth is known."""
+    offsets = (-5.0, 0.0, 3.0)
+
+    def judged(falls: bool) -> dict[str, bool]:
+        rows = []
+        for seed in range(5):
+            for i, o in enumerate(offsets):
+                up, down = 0.3 + 0.2 * i, 0.8 - 0.25 * i
+                retrieval, length = (down, up) if not falls else (up, down)
+                rows.append(fake("retrieval", o, seed, retrieval + 0.01 * seed))
+                rows.append(fake("length", o, seed, length + 0.01 * seed))
+        return {v["claim"]: v["holds"] for v in report.summarise(rows)["verdicts"]}
+
+    assert set(judged(False).values()) == {True}
+    opposite = judged(True)
+    assert [c for c, holds in opposite.items() if holds] == [
+        "gate drift: the gates' order survives training (median tau by weights)"
+    ]
+    assert report.onset(fake("retrieval", 0.0, 0, 0.6)) == 100
+    assert report.onset(fake("retrieval", 0.0, 0, 0.4)) is None

@@ -33,7 +33,7 @@ from gatewright.errors import UserError
 
 MANIFEST = "manifest.json"
 UNHASHED = "ends:"
-"""Begins the entry of a file whose ends alone were hashed (`tools.scale_gates --no-hash`)."""
+"""Begins the entry of a large file that was marked, not hashed whole (`gatewright.gates.marks`)."""
 REVISION = "REVISION"
 """File in a copy of the checkout without .git that says which revision it is."""
 MAKERS = {

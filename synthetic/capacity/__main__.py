@@ -113,6 +113,10 @@ class DesignedArgs:
     """Threads that torch may use."""
 
 
+LISTS = ("parts", "tasks", "d", "n", "stacks", "heads", "heads_n")
+"""Flags of `grid` that only say which rows to make: a stopped sweep may go on with others."""
+
+
 def stacks_of(text: str) -> list[tuple[int, int]]:
     """Parse `2x4,...` into (layers, N) pairs.
 
@@ -150,7 +154,7 @@ def grid(args: GridArgs) -> None:
     m = runs.Measure(args.steps, args.seeds, args.sequences)
     pattern = (args.pattern_vocab, args.pattern_facts, args.pattern_d)
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
-    with Sweep(args.out, "capacity grid", config) as sweep:
+    with Sweep(args.out, "capacity grid", config, free=LISTS) as sweep:
         if "cells" in parts:
             runs.run_cells(sweep, names, args.vocab, args.facts, ds, ns, m)
         if "ablation" in parts:

@@ -1,9 +1,11 @@
 """Pretrain a Mamba-2 or Llama with Megatron-Core.
 
     python -m pretrain.train RECIPE --data DIR --tokenizer DIR --out DIR [--train.steps N ...]
+    python -m pretrain.train RECIPE ... --init-from CHECKPOINT
     torchrun --nproc-per-node 2 -m pretrain.train RECIPE ... --parallel.tensor 2
 
-A run that finds a checkpoint of the same configuration in --out goes on from it.
+A run that finds a checkpoint of the same configuration in --out goes on from it; --init-from
+takes another run's weights only, and starts step 0 with a fresh optimizer.
 
 Exit codes: 0 finished; 2 bad input; 3 stopped at a loss that is not finite; 75 saved and left
 early (signal or time limit): start the same command again to go on.
@@ -56,6 +58,8 @@ class Args:
     """Save and leave with code 75 after this long (Slurm time limits)."""
     vocab_follows_tokenizer: bool
     """Take vocab_size from the tokenizer, padded to a multiple of 128."""
+    init_from: Path | None = None
+    """Start from these weights: a Megatron run or iter_* folder, Hugging Face or mamba_ssm."""
 
     @classmethod
     def of_recipe(cls, recipe: PretrainConfig) -> Args:
@@ -105,6 +109,15 @@ def check_inputs(args: Args) -> tuple[PretrainConfig, dict[str, Any]]:
     resolved = args.pretrain_config().fit_vocab(
         tokenizer_size(args.tokenizer), f"--tokenizer {args.tokenizer}"
     )
+    if args.init_from is not None:
+        from gatewright.megatron import initial
+
+        if resolved.init_gate_offset:
+            raise UserError(
+                "--init-gate-offset: shifts freshly initialised gates, not those of --init-from; "
+                "leave it out, or edit that checkpoint with tools.scale_gates"
+            )
+        initial.check(args.init_from, resolved.model, args.tokenizer)
     return resolved, corpus
 
 
@@ -176,6 +189,8 @@ def main(args: Args) -> int:
         "data": artifact.content_hash(args.data),
         "tokenizer": artifact.content_hash(args.tokenizer),
     }
+    if args.init_from is not None:
+        inputs["init_from"] = artifact.content_hash(args.init_from)
     main_process = int(os.environ.get("RANK", "0")) == 0
     if main_process:
         open_run(args, resolved, inputs)
@@ -185,7 +200,7 @@ def main(args: Args) -> int:
 
     facts = corpus["extra"]
     files = Corpus.of_folder(args.data, facts["eod_id"], facts.get("blend"))
-    outcome = loop.train(resolved, files, args.out)
+    outcome = loop.train(resolved, files, args.out, args.init_from)
     if outcome.reason == loop.BAD_LOSS:
         if main_process:
             print(
@@ -203,26 +218,36 @@ def main(args: Args) -> int:
             )
         return signals.EXIT_RUN_AGAIN
     if main_process:
-        _finish(args, resolved, corpus)
+        _finish(args, resolved, corpus, inputs)
     return 0
 
 
-def _finish(args: Args, resolved: PretrainConfig, corpus: dict[str, Any]) -> None:
+def _finish(
+    args: Args, resolved: PretrainConfig, corpus: dict[str, Any], inputs: dict[str, str]
+) -> None:
     """Print the run's result beside the corpus's unigram entropy and write the manifest."""
     loss = final_loss(args.out / "metrics.jsonl", resolved.train.steps)
     unigram = float(corpus["extra"]["unigram_entropy_nats"])
     tokens = resolved.train.steps * resolved.train.tokens_per_step
+    started = {}
+    if args.init_from is not None:
+        from gatewright.checkpoints.models_on_disk import stated_facts
+
+        facts = stated_facts(args.init_from)  # training goes on from edited gates
+        started = {"gate_scale": facts["gate_scale"]} if "gate_scale" in facts else {}
     artifact.finish(
         args.out,
         kind="pretrain",
         config=resolved,
-        parents={"data": args.data, "tokenizer": args.tokenizer},
+        parents={name: getattr(args, name) for name in inputs},
+        parent_hashes=inputs,
         seed=resolved.train.seed,
         extra={
             "final_loss_nats": loss,
             "unigram_entropy_nats": unigram,
             "tokens": tokens,
             "parameters": resolved.model.parameters(),
+            **started,
         },
     )
     print(

@@ -63,7 +63,7 @@ def transformer_config(
             "ffn_hidden_size": model.ffn_dim,
             "gated_linear_unit": True,
             "activation_func": torch.nn.functional.silu,
-            "bias_activation_fusion": fused(),
+            "bias_activation_fusion": True,  # by Transformer Engine or by our kernel
             "apply_rope_fusion": fused(),
         }
     return TransformerConfig(
@@ -129,16 +129,20 @@ def build_model(
         init_std=init_std,
         perform_initialization=not meta,
     )
+    if not cpu.present():
+        from gatewright.megatron.local_layers import bind_kernels
+
+        bind_kernels()
     with cpu.redirect(), _on_meta() if meta else contextlib.nullcontext():
         built = _mamba(model, config) if model.family == "mamba2" else _llama(model, config)
         if not meta:
             _finish_gates(built, init_gate_offset)
             _set_precision(built, dtype, fp32_gates)
             config.params_dtype = dtype
-    if parallel.tensor == 1 and not cpu.present():
-        from gatewright.megatron.local_layers import token_losses
+    if parallel.tensor == 1 and not cpu.present() and built.post_process:
+        from gatewright.megatron.local_layers import SummedLoss
 
-        built.compute_language_model_loss = token_losses
+        SummedLoss(built)
     if recompute == "full":
         _recompute_layers(built)
     return built
@@ -192,7 +196,7 @@ def _mamba_stack(model: ModelConfig) -> Any:
     from megatron.core.ssm.mamba_mixer import MambaMixer, MambaMixerSubmodules
     from megatron.core.transformer.spec_utils import ModuleSpec
 
-    from gatewright.megatron.local_layers import LocalRMSNorm
+    from gatewright.megatron.local_layers import LocalMambaMixer, LocalRMSNorm
 
     if fused():
         from megatron.core.extensions.transformer_engine import (
@@ -215,7 +219,7 @@ def _mamba_stack(model: ModelConfig) -> Any:
             "sharded_state_dict_keys_map": {"norm.": "mixer.in_proj.layer_norm_"},
         }
     mixer = ModuleSpec(
-        module=MambaMixer,
+        module=MambaMixer if fused() else LocalMambaMixer,
         params={"d_conv": model.d_conv, "chunk_size": model.chunk_size, "expand": model.expand},
         submodules=MambaMixerSubmodules(**projections),
     )
@@ -275,11 +279,16 @@ def _llama_layer(config: Any) -> Any:
         get_num_layers_to_build,
     )
 
-    from gatewright.megatron.local_layers import LocalCausalAttention, LocalRMSNorm
+    from gatewright.megatron.local_layers import (
+        LocalCausalAttention,
+        LocalRMSNorm,
+        LocalSelfAttention,
+    )
 
     layer = gpt_layer_specs.get_gpt_layer_local_spec(normalization="RMSNorm")
     layer.submodules.input_layernorm = LocalRMSNorm
     layer.submodules.pre_mlp_layernorm = LocalRMSNorm
+    layer.submodules.self_attention.module = LocalSelfAttention
     layer.submodules.self_attention.submodules.core_attention = LocalCausalAttention
     return TransformerBlockSubmodules(
         layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=LocalRMSNorm

@@ -130,7 +130,6 @@ class Batch:
 
     tokens_BS: Tensor
     labels_BS: Tensor
-    loss_mask_BS: Tensor
     position_ids_BS: Tensor
     packed: Any = None
     """PackedSeqParams when documents do not see one another; then B is 1."""
@@ -182,7 +181,6 @@ class Batches:
         batch = Batch(
             tokens_BS=tokens.contiguous(),
             labels_BS=labels.contiguous(),
-            loss_mask_BS=torch.ones(tokens.shape, dtype=torch.float32, device=self._device),
             position_ids_BS=self._positions.expand_as(tokens),
         )
         if self._train.reset_at_documents:
@@ -236,7 +234,6 @@ def pack_documents(batch: Batch, eod_id: int) -> Batch:
     return Batch(
         tokens_BS=batch.tokens_BS.reshape(1, -1),
         labels_BS=batch.labels_BS.reshape(1, -1),
-        loss_mask_BS=batch.loss_mask_BS.reshape(1, -1),
         position_ids_BS=within.reshape(1, -1),
         packed=PackedSeqParams(
             qkv_format="thd",

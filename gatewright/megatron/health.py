@@ -12,6 +12,7 @@ from typing import Any, Literal
 FILE = "unhealthy.jsonl"
 _MEMORY_STEPS = 100
 _SETTLED_STEPS = 20
+_LASTING_STEPS = 10  # spikes in a row that are no spike but a new level
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,13 +29,16 @@ class LossHealth:
 
     Args:
         spike_factor: losses above this multiple of the running mean (over about 100 steps)
-            are spikes; 0 only looks for values that are not finite.
+            are spikes; 0 only looks for values that are not finite.  After 10 spikes in a row
+            the mean starts anew: a jump that lasts would else be reported, and its step run
+            twice, until the run ends.
     """
 
     def __init__(self, spike_factor: float) -> None:
         self._factor = spike_factor
         self._mean = 0.0
         self._steps = 0
+        self._spikes_in_a_row = 0
 
     def judge(self, loss: float, grad_norm: float) -> Literal["not_finite", "spike"] | None:
         """Return what is wrong with a step; a healthy loss joins the running mean."""
@@ -42,7 +46,11 @@ class LossHealth:
             return "not_finite"
         settled = self._steps >= _SETTLED_STEPS
         if self._factor and settled and loss > self._factor * self._mean:
+            self._spikes_in_a_row += 1
+            if self._spikes_in_a_row == _LASTING_STEPS:
+                self._steps = self._spikes_in_a_row = 0
             return "spike"
+        self._spikes_in_a_row = 0
         self._steps += 1
         weight = 1 / min(self._steps, _MEMORY_STEPS)
         self._mean += weight * (loss - self._mean)

@@ -1,19 +1,51 @@
-"""Layers of the local (no Transformer Engine) models: norms and causal attention."""
+"""Layers of the local (no Transformer Engine) models: norms, mixer, causal attention, loss."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from megatron.core import parallel_state
-from megatron.core.transformer import TransformerConfig
+from megatron.core.ssm.mamba_mixer import MambaMixer
+from megatron.core.tensor_parallel import layers
+from megatron.core.transformer import TransformerConfig, mlp
+from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from gatewright import kernels
+
+
+def bind_kernels() -> None:
+    """Let Megatron's linear layers and its SwiGLU use our kernels.  Idempotent.
+
+    Products of linear layers are most of a small model's training step; those whose inputs or
+    gradients travel between processes stay Megatron's.
+    """
+    mlp.bias_swiglu_impl = _swiglu
+    theirs = layers.linear_with_grad_accumulation_and_async_allreduce
+    if getattr(theirs, "is_ours", False):
+        return
+
+    @functools.wraps(theirs)
+    def linear(input: Tensor, weight: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
+        sends = options["allreduce_dgrad"] or options["sequence_parallel"]
+        deferred = options.get("grad_output_buffer") is not None
+        if sends or deferred or bias is not None or options["gradient_accumulation_fusion"]:
+            return theirs(input=input, weight=weight, bias=bias, **options)
+        return kernels.linear(input, weight)
+
+    linear.is_ours = True  # type: ignore[attr-defined]
+    layers.linear_with_grad_accumulation_and_async_allreduce = linear
+
+
+def _swiglu(joint: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
+    assert bias is None
+    return kernels.swiglu(joint)
 
 
 class LocalRMSNorm(nn.RMSNorm):
@@ -35,16 +67,75 @@ class LocalRMSNorm(nn.RMSNorm):
         return kernels.gated_rms_norm(x, self.weight, self.eps)
 
 
-def token_losses(labels_BS: Tensor, logits_SBV: Tensor) -> Tensor:
-    """Return each token's cross-entropy, (B, S), when one process holds the whole vocabulary.
+class SummedLoss:
+    """Joins a model's output layer with its loss, where one process holds the whole vocabulary.
 
-    Torch's fused softmax passes over the logits half as often as Megatron's, which is made
-    for a vocabulary that is split.
+    Given labels, the model then answers with the sum of all tokens' cross-entropies, and no
+    more than a few hundred rows of logits exist at a time.  Without labels it answers with
+    logits as before.
     """
-    losses = F.cross_entropy(
-        logits_SBV.flatten(0, 1).float(), labels_BS.t().flatten(), reduction="none"
-    )
-    return losses.view(logits_SBV.shape[:2]).t().contiguous()
+
+    def __init__(self, model: nn.Module) -> None:
+        tied = model.share_embeddings_and_output_weights
+        self._weight = (
+            model.shared_embedding_or_output_weight() if tied else model.output_layer.weight
+        )
+        self._logits = model.output_layer.forward
+        self._wanted = False
+        model.output_layer.forward = self._hidden_or_logits
+        model.compute_language_model_loss = self._loss
+        model.register_forward_pre_hook(self._look_for_labels, with_kwargs=True)
+
+    def _look_for_labels(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        self._wanted = kwargs.get("labels") is not None
+
+    def _hidden_or_logits(self, hidden_SBD: Tensor, **options: Any) -> tuple[Tensor, None]:
+        if self._wanted and hidden_SBD.dtype == torch.float32:
+            return hidden_SBD, None
+        return self._logits(hidden_SBD, **options)
+
+    def _loss(self, labels_BS: Tensor, last_SB: Tensor) -> Tensor:
+        labels, rows = labels_BS.t().flatten(), last_SB.flatten(0, 1)
+        if rows.dtype == torch.float32:
+            return kernels.linear_cross_entropy(rows, self._weight, labels)
+        # The pieces' weight gradients would add up in bf16: whole logits round only once.
+        return F.cross_entropy(rows.float(), labels, reduction="sum")
+
+
+class LocalMambaMixer(MambaMixer):
+    """Megatron's mixer, with its training pass between the projections as one function.
+
+    Megatron copies the input projection to (B, S, ...) and back, and normalises in a pass of
+    its own; our kernels read (S, B, ...) as it lies and gate and normalise at once.
+    """
+
+    def _ssm_training(self, zxBCdt: Tensor, packed_seq_params: Any = None) -> Tensor:
+        if self.cp.cp_size > 1:  # heads have to come back to this process's tokens before the norm
+            return super()._ssm_training(zxBCdt, packed_seq_params)
+        for module in (self.conv1d, self.norm):  # used without being called:
+            for hook in module._forward_pre_hooks.values():  # wait for overlapped parameters
+                hook(module, ())
+        seq_idx = None
+        if packed_seq_params is not None:
+            seq_idx = self._create_packed_seq_idx(packed_seq_params, zxBCdt.shape[0])
+        y_BSE = kernels.mamba_split_conv1d_scan_combined(
+            zxBCdt.transpose(0, 1),
+            self.conv1d.weight.squeeze(1),
+            self.conv1d.bias,
+            self.dt_bias.float(),
+            -torch.exp(self.A_log.float()),
+            self.D.float(),
+            self.chunk_size,
+            seq_idx=seq_idx,
+            activation=self.activation,
+            rmsnorm_weight=self.norm.weight,
+            rmsnorm_eps=self.norm.eps,
+            headdim=self.headdim,
+            ngroups=self.ngroups_local_tp,
+            norm_before_gate=False,
+        )
+        assert isinstance(y_BSE, Tensor)
+        return y_BSE.transpose(0, 1)
 
 
 class LocalGatedRMSNorm(nn.Module):
@@ -95,13 +186,44 @@ class LocalGatedRMSNorm(nn.Module):
         )
 
 
+class LocalSelfAttention(SelfAttention):
+    """Megatron's self-attention for training, with one pass from projection to attention.
+
+    Megatron splits, rotates and lays out queries and keys in a dozen passes over memory.
+    """
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        rotary_pos_emb: Tensor | None = None,
+        packed_seq_params: Any = None,
+        **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        assert attention_mask is None
+        assert rotary_pos_emb is not None
+        mixed_SBF, _ = self.linear_qkv(hidden_states)
+        angles_SR = rotary_pos_emb[:, 0, 0, : rotary_pos_emb.size(-1) // 2]  # [angles | angles]
+        ends = None
+        if packed_seq_params is not None:
+            ends = packed_seq_params.cu_seqlens_q.tolist()
+            angles_SR = torch.cat([angles_SR[: b - a] for a, b in itertools.pairwise(ends)])
+        q_BHSP, k_BHSP, v_BHSP = kernels.rotary_qkv(
+            mixed_SBF,
+            angles_SR[: mixed_SBF.size(0)].cos(),
+            angles_SR[: mixed_SBF.size(0)].sin(),
+            self.num_query_groups_per_partition,
+        )
+        output_SBE = self.core_attention(q_BHSP, k_BHSP, v_BHSP, ends)
+        output, bias = self.linear_proj(output_SBE)
+        return output, bias
+
+
 class LocalCausalAttention(MegatronModule):
-    """Causal attention through torch's fused kernel; packed documents attend to themselves.
+    """Causal attention through our kernel; packed documents attend to themselves.
 
     Megatron's own local attention materialises all scores and refuses packed input.
-
-    Shapes: query (S, B, Hq, P), key and value (S, B, Hkv, P) -> (S, B, Hq * P); packed
-    ("thd"): (T, Hq, P), (T, Hkv, P) -> (T, Hq * P).
     """
 
     def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any):
@@ -109,30 +231,21 @@ class LocalCausalAttention(MegatronModule):
         self.softmax_scale = softmax_scale
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        *,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
-        packed_seq_params: Any = None,
+        self, q_BHSP: Tensor, k_BGSP: Tensor, v_BGSP: Tensor, ends: list[int] | None = None
     ) -> Tensor:
-        assert attention_bias is None
-        assert attention_mask is None
-        if packed_seq_params is None:
-            q_BHSP, k_BHSP, v_BHSP = (t.permute(1, 2, 0, 3) for t in (query, key, value))
-            return self._attend(q_BHSP, k_BHSP, v_BHSP).permute(2, 0, 1, 3).flatten(2)
-        ends = packed_seq_params.cu_seqlens_q.tolist()
-        parts = [
-            self._attend(*(t[a:b].transpose(0, 1)[None] for t in (query, key, value)))[0]
-            for a, b in itertools.pairwise(ends)
-        ]
-        return torch.cat(parts, dim=1).transpose(0, 1).flatten(1)
+        """Return the attended values (S, B, H * P).
 
-    def _attend(self, q_BHSP: Tensor, k_BHSP: Tensor, v_BHSP: Tensor) -> Tensor:
-        grouped = q_BHSP.size(1) != k_BHSP.size(1)
-        return F.scaled_dot_product_attention(
-            q_BHSP, k_BHSP, v_BHSP, is_causal=True, scale=self.softmax_scale, enable_gqa=grouped
-        )
+        Args:
+            ends: where packed documents begin and end: 0, ..., S.
+        """
+        if ends is None:
+            output_BHSP = kernels.causal_attention(q_BHSP, k_BGSP, v_BGSP, self.softmax_scale)
+        else:
+            parts = [
+                kernels.causal_attention(
+                    q_BHSP[:, :, a:b], k_BGSP[:, :, a:b], v_BGSP[:, :, a:b], self.softmax_scale
+                )
+                for a, b in itertools.pairwise(ends)
+            ]
+            output_BHSP = torch.cat(parts, dim=2)
+        return output_BHSP.permute(2, 0, 1, 3).flatten(2)

@@ -20,6 +20,7 @@ from gatewright.megatron import (
     data,
     distributed,
     health,
+    initial,
     optimizer,
     signals,
     telemetry,
@@ -41,8 +42,13 @@ class Outcome:
     """What ended it early."""
 
 
-def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
+def train(
+    config: PretrainConfig, corpus: data.Corpus, out: Path, init_from: Path | None = None
+) -> Outcome:
     """Train to the end of the run, from its latest checkpoint if `out` holds one.
+
+    Args:
+        init_from: a checkpoint whose weights a run without one of its own starts from.
 
     Raises:
         UserError: a layout that cannot hold the model, a corpus that is too short, a
@@ -52,7 +58,7 @@ def train(config: PretrainConfig, corpus: data.Corpus, out: Path) -> Outcome:
         signals.LeaveRequests(config.exit_duration_minutes) as requests,
         distributed.processes(config.parallel, seed=config.train.seed) as data_parallel,
     ):
-        run = Run(config, corpus, out, data_parallel)
+        run = Run(config, corpus, out, data_parallel, init_from)
         with run:
             while run.step < config.train.steps:
                 found = run.forward_backward()
@@ -84,11 +90,17 @@ class Run:
     """A model, its optimizer, its data and its checkpoints, at some step of a run."""
 
     def __init__(
-        self, config: PretrainConfig, corpus: data.Corpus, out: Path, data_parallel: int
+        self,
+        config: PretrainConfig,
+        corpus: data.Corpus,
+        out: Path,
+        data_parallel: int,
+        init_from: Path | None = None,
     ) -> None:
         train, parallel = config.train, config.parallel
         self.config = config
         self.out = Path(out)
+        self.init_from = init_from
         self.corpus = corpus
         self.dtype = torch.bfloat16 if train.dtype == "bf16" else torch.float32
         self.microbatches = train.microbatches(data_parallel)
@@ -118,6 +130,8 @@ class Run:
             self.step, self.consumed_samples = checkpoints.load(
                 found, self.model, self.optimizer, self.schedule
             )
+        elif self.init_from is not None:
+            initial.load_weights(self.init_from, self.out, self.model, self.optimizer)
         checkpoints.require_space(self.out, self.model)
         self._saver = checkpoints.Saver(self.out, self.config.checkpoint, self.config)
         self._batches = data.Batches(
@@ -213,15 +227,11 @@ class Run:
 
     def update_weights(self, found: Found, *, skip: bool = False) -> float:
         """Clip and take an optimizer step; `skip` passes the batch by.  Returns the rate."""
-        from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-
         self.schedule.step(increment=1)  # the first step already has a warm-up rate above zero
         if not skip:
             with cpu.redirect():
                 for one in self.optimizer.chained_optimizers:
-                    clip_grad_by_total_norm_fp32(
-                        one.get_parameters(), self.config.train.clip_grad_norm, found.grad_norm
-                    )
+                    optimizer.clip_gradients(one, self.config.train.clip_grad_norm, found.grad_norm)
                 self.optimizer.step_with_ready_grads()
         self.step += 1
         self.consumed_samples += self.config.train.global_batch_sequences
@@ -274,7 +284,10 @@ def _connect(model: nn.Module, wrapped: nn.Module, optim: Any) -> None:
 
 
 def forward_step(batches: Iterator[data.Batch], model: nn.Module) -> tuple[Tensor, Any]:
-    """Run one microbatch forward; returns the output and the function that makes it a loss."""
+    """Run one microbatch forward; returns the output and the function that makes it a loss.
+
+    The model answers with each token's loss, or with their sum; every token of a batch counts.
+    """
     batch = next(batches)
     output = model(
         batch.tokens_BS,
@@ -284,9 +297,10 @@ def forward_step(batches: Iterator[data.Batch], model: nn.Module) -> tuple[Tenso
         packed_seq_params=batch.packed,
     )
 
-    def loss_of(losses_BS: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        total = (losses_BS.float() * batch.loss_mask_BS).sum()
-        tokens = batch.loss_mask_BS.sum().to(torch.int)
+    def loss_of(losses: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        total = losses.float().sum()
+        count = batch.labels_BS.numel()
+        tokens = torch.tensor(count, dtype=torch.int, device=losses.device)
         return total, tokens, {"loss": total.detach(), "tokens": tokens.clone()}
 
     return output, loss_of

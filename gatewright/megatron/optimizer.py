@@ -39,6 +39,8 @@ class GroupStepAdamW(torch.optim.Optimizer):
         super().__init__(
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
+        self.gradient_divisor: float | None = None
+        """What the next step divides gradients by: clipping without a pass of its own."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -54,7 +56,9 @@ class GroupStepAdamW(torch.optim.Optimizer):
                 if not self.state[p]:
                     self.state[p]["exp_avg"] = torch.zeros_like(p)
                     self.state[p]["exp_avg_sq"] = torch.zeros_like(p)
-            step = torch.tensor(float(group["step"]), device=updated[0].device)
+            device = updated[0].device
+            step = torch.tensor(float(group["step"]), device=device)
+            divisor = self.gradient_divisor
             torch._fused_adamw_(
                 updated,
                 [p.grad for p in updated],
@@ -69,7 +73,19 @@ class GroupStepAdamW(torch.optim.Optimizer):
                 eps=group["eps"],
                 amsgrad=False,
                 maximize=False,
+                grad_scale=None if divisor is None else torch.tensor(divisor, device=device),
             )
+        self.gradient_divisor = None
+
+
+def clip_gradients(one: Any, max_norm: float, norm: float) -> None:
+    """Scale the gradients of one of Megatron's optimizers down to a global norm of `max_norm`."""
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    if not isinstance(one.optimizer, GroupStepAdamW):
+        clip_grad_by_total_norm_fp32(one.get_parameters(), max_norm, norm)
+    elif norm > max_norm > 0:
+        one.optimizer.gradient_divisor = (norm + 1e-6) / max_norm
 
 
 def _use_our_adam() -> None:
@@ -151,6 +167,9 @@ def build(wrapped: nn.Module, train: TrainConfig, parallel: ParallelConfig) -> t
     )
     with cpu.redirect():
         optimizer = get_megatron_optimizer(config, [wrapped], config_overrides=_groups(train))
+    for one in optimizer.chained_optimizers:
+        if train.dtype == "fp32":  # main weights are views of the model's: nothing to copy back
+            one._copy_main_params_to_model_params = lambda: None
     schedule = OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,

@@ -74,8 +74,9 @@ class GateTelemetry:
             hook.remove()
         self._hooks = []
         mine = {}
+        sums = self._summed_over_data_parallel()
         for number, mixer in self._mixers.items():
-            total = self._sums[number]
+            total = sums[number]
             mine[number] = [*self._weights(mixer), total[:-1] / total[-1]]
         found = {}
         for number, (A_log, dt_bias, mean_dt) in sorted(self._gather(mine).items()):
@@ -93,12 +94,18 @@ class GateTelemetry:
                 found[f"{where}/alpha_drift"] = float((after - before).mean())
         return found
 
-    def _gather(self, mine: dict[int, list[Tensor]]) -> dict[int, list[Tensor]]:
-        """Collect layers over pipeline and heads over tensor parallel processes.
+    def _summed_over_data_parallel(self) -> dict[int, Tensor]:
+        """Add up what the processes with other tokens of the same batch have measured."""
+        from megatron.core import parallel_state
 
-        Measured dt is of this data and context parallel process's tokens; rank 0's are as
-        good a sample as any, so no sum over the others is taken.
-        """
+        numbers = sorted(self._sums)
+        stacked = torch.stack([self._sums[n] for n in numbers]).to(distributed.device())
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        dist.all_reduce(stacked, group=group)
+        return dict(zip(numbers, stacked.cpu(), strict=True))
+
+    def _gather(self, mine: dict[int, list[Tensor]]) -> dict[int, list[Tensor]]:
+        """Collect layers over pipeline and heads over tensor parallel processes."""
         from megatron.core import parallel_state
 
         heads: list[Any] = [None] * parallel_state.get_tensor_model_parallel_world_size()

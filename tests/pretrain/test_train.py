@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -68,9 +69,11 @@ def command(inputs: dict[str, Path], out: Path, recipe_and_flags: list[str]) -> 
     return [recipe, *folders, "--out", str(out), *rest]
 
 
-def start(arguments: list[str], **more: Any) -> subprocess.Popen[str]:
+def start(
+    arguments: list[str], launcher: tuple[str, ...] = (), **more: Any
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "pretrain.train", *arguments],
+        [sys.executable, "-W", "ignore", *launcher, "-m", "pretrain.train", *arguments],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"},
         stdout=subprocess.PIPE,
@@ -176,6 +179,70 @@ def test_the_gate_offset_shifts_what_training_starts_from(
     for layer in before:
         A_log, shifted = before[layer][0], after[layer][0]
         assert [a - 2 for a in A_log] == pytest.approx(shifted, abs=1e-5)
+
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def test_torchrun_starts_it_and_splits_the_model(
+    whole: Path, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The README's second launch line: tensor parallel over two processes, one run folder."""
+    out = tmp_path / "run"
+    short = ["--train.steps", "4", "--parallel.tensor", "2"]
+    process = start(command(inputs, out, [*MAMBA, *short]), TORCHRUN, start_new_session=True)
+    try:
+        printed = finish(process)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert printed.count("final loss") == 1  # one process speaks
+    assert artifact.read_manifest(out, "pretrain")["config"]["parallel"]["tensor"] == 2
+    losses = tiny.losses(out)
+    assert len(losses) == 4
+    # Initial weights differ between layouts, their distribution does not.
+    assert losses[0] == pytest.approx(tiny.losses(whole)[0], abs=0.3)
+    assert (out / "iter_0000004" / "metadata.json").is_file()
+
+
+def test_a_run_starts_from_another_checkpoints_weights(
+    whole: Path, inputs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Megatron run and its Hugging Face conversion start alike, where the first run ended."""
+    from gatewright.checkpoints import convert
+
+    hf = tmp_path / "hf"
+    convert.convert(whole, "hf", hf, tokenizer=None, check=False)
+    again = [*MAMBA, "--train.steps", "3", "--train.lr", "0.001", "--train.min-lr", "0"]
+    losses = []
+    for source in (whole, hf):
+        out = tmp_path / f"from-{source.name}"
+        finish(start([*command(inputs, out, again), "--init-from", str(source)]))
+        manifest = artifact.read_manifest(out, "pretrain")
+        assert manifest["parents"]["init_from"]["content_hash"] == artifact.content_hash(source)
+        assert not list(out.glob(".init*"))
+        losses.append(tiny.losses(out))
+    assert losses[0] == losses[1]  # bit for bit
+    old = tiny.losses(whole)
+    assert losses[0][0] == pytest.approx(sum(old[-7:]) / 7, abs=0.25)
+    assert losses[0][0] < old[0] - 0.3
+
+    def error(*more: str) -> str:
+        arguments = [*command(inputs, tmp_path / "out", again), "--init-from", str(hf), *more]
+        with pytest.raises(SystemExit) as caught:
+            train.run(arguments)
+        assert caught.value.code == 2
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1, printed
+        assert not (tmp_path / "out").exists()
+        return printed
+
+    assert "its model.n_layers is 2, but this run's is 3; give --model.n-layers 2" in error(
+        "--model.n-layers", "3"
+    )
+    assert "shifts freshly initialised gates" in error("--init-gate-offset", "1")
+    (hf / "model.safetensors").unlink()
+    assert "model.safetensors: has 0 bytes" in error()
 
 
 def test_bad_input_is_one_line_and_touches_nothing(

@@ -56,7 +56,6 @@ def test_labels_are_the_next_tokens(corpus: data.Corpus, tmp_path: Path) -> None
     batch = next(batches(corpus, tmp_path, micro_batch_sequences=4))
     assert batch.tokens_BS.shape == (4, 32)
     assert torch.equal(batch.tokens_BS[:, 1:], batch.labels_BS[:, :-1])
-    assert batch.loss_mask_BS.all()
 
 
 def test_a_bad_sample_is_traced_to_its_documents(corpus: data.Corpus, tmp_path: Path) -> None:
@@ -112,7 +111,6 @@ def test_packed_documents_equal_separate_ones(
         alone = data.Batch(
             tokens_BS=packed.tokens_BS[:, start:end],
             labels_BS=packed.labels_BS[:, start:end],
-            loss_mask_BS=packed.loss_mask_BS[:, start:end],
             position_ids_BS=torch.arange(end - start)[None],
         )
         torch.testing.assert_close(together[:, start:end], losses(model, alone), rtol=0, atol=1e-5)
@@ -127,10 +125,12 @@ def test_packed_documents_are_not_split_over_context_parallel_processes() -> Non
 
 @torch.no_grad()
 def losses(model: torch.nn.Module, batch: data.Batch) -> torch.Tensor:
-    return model(
-        batch.tokens_BS,
-        batch.position_ids_BS,
-        None,
-        labels=batch.labels_BS,
-        packed_seq_params=batch.packed,
+    """Return each token's loss, of the logits, and check that training sees their sum."""
+    inputs = (batch.tokens_BS, batch.position_ids_BS, None)
+    logits = model(*inputs, packed_seq_params=batch.packed)
+    each = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2), batch.labels_BS, reduction="none"
     )
+    total = model(*inputs, labels=batch.labels_BS, packed_seq_params=batch.packed)
+    torch.testing.assert_close(total, each.sum(), rtol=1e-5, atol=1e-4)
+    return each

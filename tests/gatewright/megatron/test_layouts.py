@@ -84,6 +84,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         if processes == 4:
             keys.append(("gates tp2 pp2", "mamba2"))
             cases.append(gates("gates tp2 pp2", tensor=2, pipeline=2))
+            keys.append(("gates cp2 dp2", "mamba2"))
+            cases.append(gates("gates cp2 dp2", context=2))
         if processes == 1:
             keys.append(("gates", "mamba2"))
             cases.append(gates("gates"))
@@ -122,10 +124,12 @@ def test_what_a_layout_saved_goes_on_in_one_process(
 
 
 def test_gate_statistics_are_of_the_whole_model(results: Results) -> None:
-    """Heads are collected over tensor parallel, layers over pipeline parallel processes."""
+    """Heads are collected over tensor parallel, layers over pipeline parallel processes, and
+    what is measured on tokens over data and context parallel ones."""
     expected = results["gates", "mamba2"]
     assert len(expected) == 4 * 7  # layers x (two kinds of tau x quartiles, drift)
-    assert results["gates tp2 pp2", "mamba2"] == pytest.approx(expected, rel=1e-5)
+    for name in ("gates tp2 pp2", "gates cp2 dp2"):
+        assert results[name, "mamba2"] == pytest.approx(expected, rel=1e-5), name
 
 
 @pytest.mark.parametrize("family", BOTH)

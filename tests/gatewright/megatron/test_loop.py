@@ -121,6 +121,16 @@ def test_spikes_are_judged_by_the_losses_before_them() -> None:
     assert health.LossHealth(spike_factor=0).judge(1e9, 1.0) is None
 
 
+def test_a_jump_that_lasts_becomes_the_new_level() -> None:
+    """Its first ten steps are reported; later ones are not run twice, later jumps are seen."""
+    judge = health.LossHealth(spike_factor=1.5)
+    for level, reported in ((3.0, 0), (6.0, 10), (12.0, 10)):
+        kinds = [judge.judge(level, 1.0) for _ in range(60)]
+        assert kinds == ["spike"] * reported + [None] * (60 - reported), level
+    assert judge.judge(40.0, 1.0) == "spike"
+    assert judge.judge(12.0, 1.0) is None
+
+
 def test_gate_telemetry_reports_what_the_definitions_say(
     corpus: data.Corpus, tmp_path: Path
 ) -> None:

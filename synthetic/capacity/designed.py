@@ -20,7 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from synthetic.capacity.tasks import Batch, Task, sample
+from synthetic.capacity import linear_mamba
+from synthetic.capacity.tasks import Batch, Task, sample, stack
 from synthetic.ensemble import Parameters
 
 
@@ -87,3 +88,21 @@ def as_linear_mamba(values: Tensor, hash_rows: Tensor) -> Parameters:
 def non_compressive(vocab: int) -> Parameters:
     """Return theorem 3.1's weights: D = N = V, one-hot tokens."""
     return as_linear_mamba(torch.eye(vocab), torch.eye(vocab))
+
+
+def non_compressive_accuracy(task: Task, sequences: int, seed: int = 0) -> dict[str, float]:
+    """Return how often theorem 3.1's circuit, run through the linear Mamba, answers right.
+
+    `among_values` lets values answer only, `among_all` every token.  They differ in MQAR: a
+    random token may repeat a key, and the circuit then remembers what follows, a query's key,
+    beside the value.
+    """
+    p = non_compressive(task.vocab)
+    batch = stack([sample(task, sequences, torch.Generator().manual_seed(seed))])
+    scores = linear_mamba.logits(p, batch)
+    half = task.vocab // 2
+    values = scores[..., half:].argmax(-1) + half == batch.answers
+    return {
+        "among_values": float(values.float().mean()),
+        "among_all": float((scores.argmax(-1) == batch.answers).float().mean()),
+    }

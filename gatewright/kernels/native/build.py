@@ -30,7 +30,7 @@ _FOLDER = Path(__file__).parent
 _SOURCES = (
     *("ssd.cpp", "conv.cpp", "norm.cpp", "step.cpp", "loss.cpp"),
     *("gemm.cpp", "attention.cpp", "rotary.cpp"),
-    *("rank_one.cpp", "recall_cell.cpp", "small_mlp.cpp"),
+    *("rank_one.cpp", "rank_one_scan.cpp", "recall_cell.cpp", "small_mlp.cpp"),
 )
 _HEADERS = ("vec.h", "rank_one.h", "recall_cell.h", "layer_norm.h")
 _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")

@@ -1,6 +1,7 @@
 // The rank-one recurrence over rows of sequences, its inputs given: q, k, v, log decays, and
 // either a and b or DELTA's beta.  A row is a unit of work; see rank_one.h.
 
+#include <algorithm>
 #include <cstdlib>
 #include <omp.h>
 

@@ -5,6 +5,8 @@
 // then q, which only asked tokens need.  See recall_cell.py.
 
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 #include "rank_one.h"

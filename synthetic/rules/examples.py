@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from gatewright import plackett_luce
 from synthetic.rules.world import SYMBOLS, Ints, World, distinct_rows
@@ -75,19 +74,22 @@ class Examples:
     levels: Ints
     target: Ints
 
-    def right(self, answer: Ints, *, known: bool = False) -> NDArray[np.bool_]:
-        """Return (B,) whether an answered name is right.
+    def right_names(self, *, known: bool = False) -> Ints:
+        """Return (B, c) every name that is right, the target first, -1 where there are fewer.
 
-        Any shown clause of class 1 is: several paths may lead to the goal.
+        Any shown clause of class 1 is right: several paths may lead to the goal.
 
         Args:
-            known: accept the fixed names of class 1 clauses, shown or not, instead.
+            known: the fixed names of all class 1 clauses, shown or not, instead.
         """
         if known:
-            every = self.world.levels(self.turn, self.current, self.goal) == 3
-            return ((self.world.names[self.turn] == answer[:, None]) & every).any(axis=1)
-        shown = (self.levels == 3) & (self.clauses >= 0)
-        return ((self.names == answer[:, None]) & shown).any(axis=1)
+            fine = self.world.levels(self.turn, self.current, self.goal) == 3
+            names = np.where(fine, self.world.names[self.turn], -1)
+        else:
+            names = np.where(self.levels == 3, self.names, -1)
+        order = (names == self.target[:, None]) * 2 + (names >= 0)
+        names = np.take_along_axis(names, (-order).argsort(axis=1, kind="stable"), axis=1)
+        return names[:, : max(1, int((names >= 0).sum(axis=1).max()))]
 
     def after(self, answer: Ints) -> Ints:
         """Return (B,) the proposition that the answer leads to; -1 if it does not apply."""
@@ -234,12 +236,6 @@ def encode(examples: Examples) -> Batch:
     return Batch(
         torch.from_numpy(tokens), torch.from_numpy(valid), torch.from_numpy(answer), w.size.digits
     )
-
-
-def decode_names(world: World, tokens: Ints) -> Ints:
-    """Return (B,) names of (B, digits) tokens; -1 where a token is no numeral."""
-    powers = 10 ** np.arange(world.size.digits - 1, -1, -1)
-    return np.where((tokens < 10).all(axis=1), (tokens * powers).sum(axis=1), -1)
 
 
 def text(tokens: list[int]) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from synthetic import sequence_models, sequences, trainer
@@ -105,25 +104,27 @@ def _join(parts: list[Examples]) -> Examples:
     return Examples(parts[0].world, **arrays)
 
 
-@torch.no_grad()
-def answers(model: nn.Module, e: Examples, rows: int, device: str) -> Ints:
-    """Return (B,) the names that greedy decoding gives; -1 for what is no name."""
-    batch = ex.encode(e).to(device)
-    before = model.training
+def right_answers(
+    model: nn.Module, e: Examples, rows: int, device: str, *, known: bool = False
+) -> Ints:
+    """Return (B,) the name that greedy decoding answers if it is a right one, else -1.
+
+    Greedy decoding gives a name exactly if each of its digits is the most likely one after
+    those before it, so one pass with the right name in place decides, one for each name that
+    would be right.
+    """
+    was_training = model.training
     model.eval()
-    found = []
-    for start in range(0, len(batch), rows):
-        part = batch.rows(slice(start, start + rows))
-        tokens = part.tokens.clone()
-        for i in range(part.group):
-            # The i-th answer token of every row; later ones cannot be seen from before it.
-            now = dataclasses.replace(part, tokens=tokens)
-            logits = sequence_models.answer_logits(model, now).view(len(part), part.group, -1)
-            place = part.answer.nonzero()[:, 1].view(len(part), part.group)[:, i]
-            tokens[torch.arange(len(part)), place] = logits[:, i].argmax(-1)
-        found.append(tokens[part.answer].view(len(part), part.group).cpu().numpy())
-    model.train(before)
-    return ex.decode_names(e.world, np.concatenate(found))
+    found = np.full(len(e.turn), -1)
+    for names in e.right_names(known=known).T:
+        todo = ((found < 0) & (names >= 0)).nonzero()[0]
+        if not len(todo):
+            continue
+        batch = ex.encode(dataclasses.replace(_take(e, todo), target=names[todo])).to(device)
+        hits = sequence_models.right_answers(model, batch, rows).cpu().numpy()
+        found[todo[hits]] = names[todo[hits]]
+    model.train(was_training)
+    return found
 
 
 def chain_success(
@@ -137,8 +138,8 @@ def chain_success(
         here = np.stack([np.full(len(alive), turn), asked[alive, 1], goal[alive]], axis=1)
         # Off the path there may be no class 1 clause left to show; the turn is then lost.
         e = ex.fill(world, here, pools, np.full(len(alive), k), rng)
-        answered = answers(model, e, s.eval_rows, device)
-        ok = e.right(answered)
+        answered = right_answers(model, e, s.eval_rows, device)
+        ok = answered >= 0
         asked[alive[ok], 1] = e.after(answered)[ok]
         alive = alive[ok]
         if not len(alive):
@@ -158,7 +159,8 @@ def execute(
 
     def accuracy(pools: Pools, size: int, count: int, known: bool = False) -> float:
         e = test_turns(world, pools, size, count, run.seed)
-        return float(e.right(answers(model, e, s.eval_rows, device), known=known).mean())
+        found = right_answers(model, e, s.eval_rows, device, known=known)
+        return float((found >= 0).mean())
 
     no_oracle = Pools("random", "absent", resampled=share)
     random_name = Pools("random", "resampled", resampled=share)

@@ -56,7 +56,7 @@ class Settings:
 
 
 SMALL = Settings(
-    world=WorldSize(sets=3, propositions=32, clauses=32, symbols=2, digits=3),
+    world=WorldSize(sets=3, propositions=64, clauses=64, symbols=4, digits=4),
     sizes={
         "mamba2": Size("mamba2", d_model=64, layers=2, heads=4, head_dim=16, d_state=32),
         "llama": Size("llama", d_model=64, layers=2, heads=4, head_dim=16, ffn=128),
@@ -66,7 +66,7 @@ SMALL = Settings(
     length_pool=4,
     share=0.1,
     beta=10.0,
-    lengths=(4, 8, 16, 32),
+    lengths=(4, 8, 16, 32, 64),
     weak_betas=(0.0, 1.0),
     offsets=(-5.0, 0.0, 3.0),
     seeds=(10, 11, 12, 13, 14),

@@ -80,38 +80,47 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-def test_greedy_decoding_feeds_on_its_own_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose digit depends on the digits before it must be fed its own."""
-    w = world.make(TINY.world, 0)
+@pytest.mark.parametrize("known", [False, True])
+def test_right_answers_are_what_greedy_decoding_finds(
+    monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Under a made-up model that says 4, then 7 after a 4, then 0, 3."""
+    w = world.make(dataclasses.replace(TINY.world, digits=4), 0)
     rng = np.random.default_rng(0)
-    asked = ex.questions(w, 5, rng, 0)
-    e = ex.fill(w, asked, TINY.training("length"), np.array([1, 2, 3, 4, 4]), rng)
+    asked = ex.questions(w, 40, rng, 0)
+    e = ex.fill(w, asked, TINY.training("length"), np.full(40, 4), rng)
+    greedy = 4703
+    for i in range(0, 8, 2):  # some of the questions have that name among the right ones
+        if known:
+            right = w.levels(e.turn[i : i + 1], e.current[i : i + 1], e.goal[i : i + 1])[0] == 3
+            w.names[0, right.nonzero()[0][-1]] = greedy
+        else:
+            e.names[i, (e.levels[i] == 3).nonzero()[0][0]] = greedy
 
     def logits(model: Any, batch: Any) -> torch.Tensor:
-        before = batch.answer.roll(-1, dims=1)
-        last = batch.tokens[before].view(len(batch), 2)
-        out = torch.zeros(len(batch), 2, ex.VOCAB)
-        out[:, 0, 4] = 1  # first digit 4, then 3 more than the digit before
-        out.scatter_(
-            2, torch.stack([torch.full((len(batch),), 4), (last[:, 1] + 3) % 10], 1)[..., None], 1.0
-        )
+        before = batch.tokens[batch.answer.roll(-1, dims=1)].view(len(batch), 4)
+        out = torch.zeros(len(batch), 4, ex.VOCAB)
+        out[:, 0, 4] = 1
+        out[:, 1:].scatter_(2, ((before[:, 1:] + 3) % 10)[..., None], 1.0)
         return out.flatten(0, 1)
 
     monkeypatch.setattr(sm, "answer_logits", logits)
-    found = runs.answers(torch.nn.Identity(), e, rows=2, device="cpu")
-    assert found.tolist() == [47] * 5
+    found = runs.right_answers(torch.nn.Identity(), e, rows=7, device="cpu", known=known)
+    wanted = (e.right_names(known=known) == greedy).any(axis=1)
+    assert 4 <= wanted.sum() < 40
+    assert (found == np.where(wanted, greedy, -1)).all()
 
 
 def test_a_chain_goes_on_from_where_the_last_turn_led(monkeypatch: pytest.MonkeyPatch) -> None:
     w = world.make(TINY.world, 0)
     seen: list[ex.Examples] = []
 
-    def answers(model: Any, e: ex.Examples, rows: int, device: str) -> np.ndarray:
+    def right_answers(model: Any, e: ex.Examples, rows: int, device: str) -> np.ndarray:
         seen.append(e)
         wrong = np.arange(len(e.target)) % 4 == 0  # every fourth answer fails
         return np.where(wrong, -1, e.target)
 
-    monkeypatch.setattr(runs, "answers", answers)
+    monkeypatch.setattr(runs, "right_answers", right_answers)
     pools = TINY.training("length")
     found = runs.chain_success(torch.nn.Identity(), w, pools, 4, 64, TINY, "cpu")
     first, second = seen

@@ -218,10 +218,14 @@ class TransformersBackend:
         here = [n for n, row in enumerate(rows) if not row.stopped]  # rows in the cache
         if here and self.max_new_tokens > 1:
             cache = batch[here[0]].cache
-            if caches.stackable(cache):
-                cache = caches.stack([batch[n].cache for n in here], self.max_new_tokens)
             lengths = torch.tensor([len(batch[n].prompt) for n in here], device=device)
-            width = int(lengths.max())
+            # On CPU one column more than any prompt needs: a mask without a zero is dropped by
+            # transformers, and attention then takes a path that repeats the keys of every group.
+            width = int(lengths.max()) + (device.type == "cpu")
+            if caches.stackable(cache):
+                cache = caches.stack([batch[n].cache for n in here], width, self.max_new_tokens)
+            else:
+                width = len(batch[here[0]].prompt)
             mask = torch.ones(len(here), width + self.max_new_tokens, dtype=torch.long)
             for place, n in enumerate(here):
                 mask[place, : width - len(batch[n].prompt)] = 0
@@ -231,7 +235,7 @@ class TransformersBackend:
                 more: dict[str, Any] = {}
                 if self.takes_positions:
                     more["position_ids"] = (lengths + step - 1)[:, None]
-                    if caches.held_tokens(cache) and not bool((lengths == lengths[0]).all()):
+                    if caches.held_tokens(cache):
                         more["attention_mask"] = mask[:, : width + step]
                 logits, cache = self._forward(chosen[:, None], cache, more)
                 chosen = logits.argmax(dim=-1)

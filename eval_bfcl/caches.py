@@ -64,14 +64,16 @@ class RoomyLayer(DynamicLayer):
     """Keys and values of a batch with room for what will be written, so that no step copies.
 
     Args:
-        keys, values: per row, shape (1, heads, its tokens, head_dim); shorter rows are padded
-            on the left.
+        keys, values: per row, shape (1, heads, its tokens, head_dim).
+        width: tokens of a row, shorter ones padded on the left.
         room: tokens that will be added.
     """
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], room: int) -> None:
+    def __init__(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], width: int, room: int
+    ) -> None:
         super().__init__()
-        self.used = max(k.shape[2] for k in keys)
+        self.used = width
         self._keys, self._values = self._put(keys, room), self._put(values, room)
         self.keys, self.values = self._keys[:, :, : self.used], self._values[:, :, : self.used]
         self.dtype, self.device = self._keys.dtype, self._keys.device
@@ -100,19 +102,19 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = self._keys[:, :, : self.used], self._values[:, :, : self.used]
 
 
-def stack(caches: Sequence[Any], room: int) -> Any:
-    """Return one cache of several prompts, a row each, padded on the left where they differ.
+def stack(caches: Sequence[Any], width: int, room: int) -> Any:
+    """Return one cache of several prompts, a row each.
 
     Args:
+        width: tokens of a row of keys and values, shorter ones padded on the left.
         room: tokens that will be written after each prompt.
     """
     out = copy.copy(caches[0])
     out.layers = []
     for layers in zip(*(c.layers for c in caches), strict=True):
         if isinstance(layers[0], DynamicLayer):
-            out.layers.append(
-                RoomyLayer([x.keys for x in layers], [x.values for x in layers], room)
-            )
+            keys, values = [x.keys for x in layers], [x.values for x in layers]
+            out.layers.append(RoomyLayer(keys, values, width, room))
             continue
         layer = copy.copy(layers[0])
         for name in ("conv_states", "recurrent_states"):

@@ -114,7 +114,7 @@ def _ceilings(rows: Sequence[Row], sizes: Sequence[int]) -> list[plots.Series]:
     """Return a predicted curve for every size of state among the models."""
     curves: dict[str, dict[int, float]] = {}
     for r in rows:
-        if r.get("predicted_ceiling") is not None:
+        if r["predicted_ceiling"] is not None:
             curves.setdefault(r["predicted_from"], {})[r["k"]] = r["predicted_ceiling"]
     return [
         plots.Series(

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval_bfcl import tally
+from eval_bfcl import ceiling, tally
 from eval_bfcl.outcomes import OUTCOMES
 from gatewright.statistics import (
     holm,
@@ -82,6 +82,7 @@ def summarise(found: Sequence[Setup]) -> list[dict[str, Any]]:
         sizes = set.intersection(*({s["k"] for s in scores} for _, scores in setup.runs.values()))
         for k in sorted(sizes):
             row: dict[str, Any] = {**facts, "model": setup.name, "k": k}
+            row |= ceiling.predict(some[0].get("state"), k)
             row["training_seeds"] = list(setup.runs)
             all_scores = [s for _, scores in setup.runs.values() for s in scores if s["k"] == k]
             row["judged"] = sum(s["outcome"] != "error" for s in all_scores)

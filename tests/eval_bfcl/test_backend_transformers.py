@@ -181,6 +181,7 @@ class Scripted(torch.nn.Module):
         self.config = LlamaConfig(num_hidden_layers=1)
         self.device = torch.device("cpu")
         self.rows_seen: list[int] = []
+        self.masks: list[torch.Tensor] = []
 
     def forward(
         self,
@@ -201,6 +202,8 @@ class Scripted(torch.nn.Module):
         for row, (k, n) in enumerate(zip(key.tolist(), step.long().tolist(), strict=True)):
             logits[row, 0, self.scripts[k][n]] = 1
         self.rows_seen.append(len(input_ids))
+        if attention_mask is not None:
+            self.masks.append(attention_mask)
         return SimpleNamespace(logits=logits, past_key_values=past_key_values)
 
 
@@ -246,6 +249,9 @@ def test_rows_end_at_their_own_token_and_leave_the_batch(models: dict[str, Path]
     assert model.rows_seen[:6] == [1] * 6  # prompts, a row each
     assert model.rows_seen[6] == 5  # what ended at once is not in the batch
     assert model.rows_seen[-1] == 1
+    # Grouped heads are slow on CPU without a mask, and one without a zero counts as none.
+    assert len(model.masks) == len(model.rows_seen) - 6
+    assert all(not bool(row.all()) for mask in model.masks for row in mask)
     both = write(it, [[1, b]], single=False)  # parallel questions may call more than once
     assert both[0].finish == "length"
 

@@ -41,6 +41,7 @@ def scores(make_pools: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
     for (scale, seed), right in RIGHT.items():
         label = f"mamba2-s{scale:g}-seed{seed}"
         run: dict[str, Any] = {"gate_scale": scale, "sft_seed": seed, "base": "mamba2"}
+        run["state"] = {"d": 64, "n": 16, "layers": 2, "vocab": 512}
         results = write_results(root / label, folder, model(right), label=label, limit=40, **run)
         score.main(score.Args(results=results, pools=folder, out=root / f"s-{label}"))
         out.append(root / f"s-{label}")
@@ -108,6 +109,7 @@ def test_the_report_shows_setups_instead_of_their_models(
     text = (tmp_path / "r/accuracy.svg").read_text()
     assert text.count("<title>mamba2 s0.5, 4: 70.0 %") == 1
     assert "seed0" not in text
+    assert text.count("predicted ceiling: D 64, N 16, 2 layers, 4: ") == 1
     scale = (tmp_path / "r/accuracy_against_scale.svg").read_text()
     assert "k = 4, 0.5: 70.0 %" in scale
     assert "k = 4, 2: 20.0 %" in scale

@@ -7,7 +7,6 @@ import itertools
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.ssm.mamba_mixer import MambaMixer
 from megatron.core.tensor_parallel import layers
@@ -99,7 +98,7 @@ class SummedLoss:
         if rows.dtype == torch.float32:
             return kernels.linear_cross_entropy(rows, self._weight, labels)
         # The pieces' weight gradients would add up in bf16: whole logits round only once.
-        return F.cross_entropy(rows.float(), labels, reduction="sum")
+        return kernels.token_losses(rows, labels).sum()
 
 
 class LocalMambaMixer(MambaMixer):

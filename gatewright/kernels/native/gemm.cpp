@@ -73,7 +73,21 @@ void copy_block(const float *src, int64_t stride, int64_t across, int64_t along,
   for (int64_t i = 0; i < across; i++) memcpy(dst + i * ld, src + i * stride, sizeof(float) * along);
 }
 
-// A tile whose rows or columns reach beyond C goes through a small buffer.
+// A tile whose rows or columns reach beyond C goes through a small buffer, as wide as needed.
+template <bool TA, int NV>
+void partial_tile(int rows, int cols, int depth, bool add, const float *A, int64_t lda,
+                  const float *B, float *C, int64_t ldc) {
+  if (NV > 1 && cols <= (NV - 1) * VW) {
+    partial_tile<TA, (NV > 1 ? NV - 1 : 1)>(rows, cols, depth, add, A, lda, B, C, ldc);
+    return;
+  }
+  alignas(64) float T[ROWS * COLS];
+  micro<ROWS, NV, TA, SET>(depth, A, lda, B, COLS, T, COLS, nullptr);
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < cols; j++)
+      C[i * ldc + j] = add ? C[i * ldc + j] + T[i * COLS + j] : T[i * COLS + j];
+}
+
 template <bool TA>
 void tile(int rows, int cols, int depth, bool add, const float *A, int64_t lda, const float *B,
           float *C, int64_t ldc) {
@@ -86,11 +100,7 @@ void tile(int rows, int cols, int depth, bool add, const float *A, int64_t lda, 
       micro<ROWS, VECTORS, TA, SET>(depth, A, lda, B, COLS, C, ldc, nullptr);
     return;
   }
-  alignas(64) float T[ROWS * COLS];
-  micro<ROWS, VECTORS, TA, SET>(depth, A, lda, B, COLS, T, COLS, nullptr);
-  for (int i = 0; i < rows; i++)
-    for (int j = 0; j < cols; j++)
-      C[i * ldc + j] = add ? C[i * ldc + j] + T[i * COLS + j] : T[i * COLS + j];
+  partial_tile<TA, VECTORS>(rows, cols, depth, add, A, lda, B, C, ldc);
 }
 
 void multiply(const GemmArgs &a, float *packed_b, Scratch &scratch) {

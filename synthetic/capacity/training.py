@@ -9,7 +9,6 @@ Shapes: E members, B batch, Q queries, V vocabulary, D model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -87,8 +86,8 @@ def accuracy(
     members = len(p["embedding"])
     generator = ensemble.generators([seed], stream=2)[0]
     right, total = torch.zeros(members), 0
-    for _ in range(math.ceil(sequences / chunk)):
-        batch = stack([sample(task, chunk, generator)] * members)
+    for start in range(0, sequences, chunk):
+        batch = stack([sample(task, min(chunk, sequences - start), generator)] * members)
         scores = ensemble.linear(readout(p, batch), p["embedding"])
         hits = scores.argmax(-1) == batch.answers
         right += hits.flatten(1).sum(1)

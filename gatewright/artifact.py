@@ -79,8 +79,12 @@ def _jsonable(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never half of it."""
+def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never half of it.
+
+    Args:
+        sync: so that not even a loss of power shows half of it.
+    """
     path = Path(path)
     fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -88,7 +92,8 @@ def write_json(path: Path, value: Any) -> None:
             json.dump(_jsonable(value), f, indent=2, ensure_ascii=False)
             f.write("\n")
             f.flush()
-            os.fsync(f.fileno())
+            if sync:
+                os.fsync(f.fileno())
         os.chmod(tmp, 0o644)
         os.replace(tmp, path)
     except BaseException:
@@ -190,6 +195,7 @@ def finish(
     extra: Mapping[str, Any] | None = None,
     hashes: Mapping[str, str] | None = None,
     parent_hashes: Mapping[str, str] | None = None,
+    sync: bool = True,
 ) -> dict[str, Any]:
     """Hash everything in `folder` and write its manifest: from now on it is finished.
 
@@ -202,6 +208,8 @@ def finish(
         hashes: SHA-256 of files (relative path -> hex) that the caller computed while writing
             them, so that large files are not read a second time.
         parent_hashes: content hash of parents (by name) that the caller knows already.
+        sync: write the manifest through to the disk.  The kernel then writes much of what the
+            caller has written first, which can take longer than writing it did.
     """
     folder = Path(folder)
     files = _file_table(folder, hashes)
@@ -225,7 +233,7 @@ def finish(
         "extra": _jsonable(dict(extra or {})),
         "files": files,
     }
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, manifest, sync=sync)
     return manifest
 
 
@@ -240,11 +248,12 @@ def create(
     extra: dict[str, Any] | None = None,
     hashes: Mapping[str, str] | None = None,
     parent_hashes: Mapping[str, str] | None = None,
+    sync: bool = True,
 ) -> Iterator[Path]:
     """Yield a temporary folder that becomes `out`, manifest included, when the block ends.
 
     If the block raises (or the process dies) nothing appears at `out`.  `extra`, `hashes` and
-    `parent_hashes` may be filled inside the block; see `finish` for what they hold.
+    `parent_hashes` may be filled inside the block; see `finish` for what they and `sync` hold.
 
     Raises:
         UserError: `out` already exists (remove it or choose another), or its parent folder
@@ -271,6 +280,7 @@ def create(
             extra=extra,
             hashes=hashes,
             parent_hashes=parent_hashes,
+            sync=sync,
         )
         os.rename(tmp, out)
     except BaseException:

@@ -25,6 +25,8 @@ from gatewright.gates.patching import BLOCK_BYTES, Patch
 from gatewright.gates.widening import widen_file
 
 _FICLONE = 0x40049409  # ioctl of Linux filesystems that can share blocks (btrfs, XFS)
+COPIES = 2
+"""Files copied at once: one `copy_file_range` keeps one core busy."""
 _KERNEL_BYTES = 64 << 20  # copied by one system call
 
 
@@ -70,7 +72,10 @@ def write_copies(
 
     workers = max(2, min(8, os.cpu_count() or 2))
     source_hashes: dict[str, str] = {}
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    with (
+        concurrent.futures.ThreadPoolExecutor(COPIES) as copier,
+        concurrent.futures.ThreadPoolExecutor(workers) as pool,
+    ):
         running: list[_File] = []
         try:
             for name in names:
@@ -78,13 +83,14 @@ def write_copies(
                 whole = whole_hashes or size <= marks.WHOLE_BYTES
                 file = _File(checkpoint.root, name, outputs, whole, known.get(name))
                 running.append(file)
-                file.start(pool, link, count)
+                file.start(copier, pool, link, count)
                 if len(running) > workers:  # these hold patches: few of them, whatever the size
                     first = running.pop(0)
                     source_hashes[first.name] = first.finish()
             for file in running:
                 source_hashes[file.name] = file.finish()
         except BaseException:
+            copier.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
             raise
     return source_hashes
@@ -103,12 +109,13 @@ class _File:
 
     def start(
         self,
+        copier: concurrent.futures.Executor,
         pool: concurrent.futures.Executor,
         link: bool,
         progress: Callable[[int], None],
     ) -> None:
         """Begin to copy and to hash; every part goes on by itself."""
-        self._copied = pool.submit(self._write, link, progress)
+        self._copied = copier.submit(self._write, link, progress)
         if self._known is None:
             mark = marks.digest if self._whole else marks.mark_of_ends
             self._hashed = pool.submit(mark, self._source)

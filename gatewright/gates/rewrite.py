@@ -111,6 +111,7 @@ def write_edits(
                     },
                     hashes=hashes,
                     parent_hashes=parent_hashes,
+                    sync=False,  # as cp leaves it to the kernel when to write
                 )
             )
             if fp32:

@@ -35,15 +35,21 @@ class Trend:
 def rises(rows: Sequence[Row], level: str, value: str, *, falls: bool = False) -> Trend:
     """Test whether `value` rises (or falls) with `level` over the rows' seeds.
 
+    Every seed compared has every level compared: of unfinished sweeps, either the levels that
+    all seeds have or the seeds that have all levels, whichever are more runs.
+
     Values that are equal share their ranks, so runs that all reached a limit do not count as
     ordered.
     """
     from scipy.stats import page_trend_test, rankdata
 
-    levels = tuple(sorted({float(r[level]) for r in rows}))
     table = {(r["seed"], float(r[level])): float(r[value]) for r in rows}
-    seeds = sorted({r["seed"] for r in rows})
+    seeds = sorted({s for s, _ in table})
+    levels = tuple(sorted({x for _, x in table}))
     whole = [s for s in seeds if all((s, x) in table for x in levels)]
+    common = tuple(x for x in levels if all((s, x) in table for s in seeds))
+    if len(common) * len(seeds) > len(whole) * len(levels):
+        levels, whole = common, seeds
     data = np.array([[table[s, x] for x in levels] for s in whole])
     if len(whole) < 2 or len(levels) < 3:
         return Trend(levels, len(whole), None, None)

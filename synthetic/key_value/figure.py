@@ -109,8 +109,7 @@ def _lengths(axis: Any, rows: list[Row], summary: Mapping[str, Any]) -> None:
         axis.plot(
             one["lengths"],
             one["length_accuracy"],
-            "o-",
-            ls="-" if one["offset"] is not None else "--",
+            "o-" if one["offset"] is not None else "o--",
             color=colours[key],
             label=_name(*key),
         )

@@ -180,7 +180,7 @@ def execute(
     done = trainer.train(
         model,
         training_batches(s, world, run.part, run.seed),
-        s.recipe,
+        s.recipe_of(run.part),
         evaluate,
         desc=run.label(),
         ranks=ranks,
@@ -191,7 +191,7 @@ def execute(
         **run.key(),
         "steps": done.steps,
         "parameters": sequence_models.parameter_count(model),
-        "cpu_seconds": round(done.cpu_seconds, 1),
+        "cpu_seconds": round(done.cpu_seconds, 2),
         "data_seconds": round(done.data_seconds, 2),
         "curve": [{k: _short(v) for k, v in c.items()} for c in done.curve],
     }

@@ -18,6 +18,7 @@ class Settings:
     """One size of the experiment.
 
     Attributes:
+        recipe, length_lr: how to train; length models have their own peak learning rate.
         world: sizes of the propositions' and clauses' sets.
         retrieval_pool, length_pool: k, the largest pool in training (sizes ~ U[1, k]).
         share: q, the share of clauses (from the front) whose names retrieval resamples.
@@ -32,6 +33,7 @@ class Settings:
     world: WorldSize
     sizes: dict[str, Size]
     recipe: Recipe
+    length_lr: float
     retrieval_pool: int
     length_pool: int
     share: float
@@ -48,6 +50,12 @@ class Settings:
         """Return the largest pool that a part trains with."""
         return self.retrieval_pool if part == "retrieval" else self.length_pool
 
+    def recipe_of(self, part: str) -> Recipe:
+        """Return how a part is trained."""
+        if part == "retrieval":
+            return self.recipe
+        return dataclasses.replace(self.recipe, lr=self.length_lr)
+
     def training(self, part: str) -> Pools:
         """Return how a part's training contexts are made."""
         if part == "retrieval":
@@ -56,22 +64,25 @@ class Settings:
 
 
 SMALL = Settings(
-    world=WorldSize(sets=3, propositions=64, clauses=64, symbols=4, digits=4),
+    world=WorldSize(sets=3, propositions=32, clauses=32, symbols=2, digits=3),
     sizes={
         "mamba2": Size("mamba2", d_model=64, layers=2, heads=4, head_dim=16, d_state=32),
         "llama": Size("llama", d_model=64, layers=2, heads=4, head_dim=16, ffn=128),
     },
-    recipe=Recipe(steps=1500, batch=32, lr=5e-3, eval_every=100, optimizer="muon", warmup=0.1),
-    retrieval_pool=4,
+    recipe=Recipe(
+        steps=500, batch=32, lr=1e-2, eval_every=50, optimizer="muon", warmup=0.1, floor=0.0
+    ),
+    length_lr=5e-3,
+    retrieval_pool=2,
     length_pool=4,
     share=0.1,
     beta=10.0,
-    lengths=(4, 8, 16, 32, 64),
+    lengths=(4, 8, 16, 32),
     weak_betas=(0.0, 1.0),
-    offsets=(-5.0, 0.0, 3.0),
+    offsets=(-4.0, -2.0, 0.0),
     seeds=(10, 11, 12, 13, 14),
-    curve_examples=128,
-    final_examples=256,
+    curve_examples=96,
+    final_examples=128,
     eval_rows=64,
 )
 
@@ -93,6 +104,7 @@ PAPER = Settings(
         micro_batch=64,
         bf16=True,
     ),
+    length_lr=1e-3,
     retrieval_pool=32,
     length_pool=8,
     share=0.1,

@@ -149,23 +149,19 @@ def test_claims_are_told_apart_from_their_opposites() -> None:
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
     """Gradients of parts of a batch are summed: the run is the one process's."""
     argv = [
-        "small", "--orders", "best_first", "--models", "mamba2", "--offsets=-3",
-        "--seeds", "0", "--steps", "3",
+        "--orders", "best_first", "--models", "mamba2", "--offsets=-3", "--seeds", "0",
+        "--steps", "3",
     ]  # fmt: skip
-    module = ["-m", "synthetic.key_value"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"}
-    for out, launcher in (
-        ("one", []),
-        ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]),
-    ):
-        subprocess.run(
-            [sys.executable, *launcher, *module, *argv, "--out", str(tmp_path / out)],
-            cwd=ROOT,
-            env=env,
-            check=True,
-            timeout=240,
-            capture_output=True,
-        )
+    run(tmp_path / "one", *argv)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run(
+        [*launch, "-m", "synthetic.key_value", "small", *argv, "--out", str(tmp_path / "two")],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"},
+        check=True,
+        timeout=240,
+        capture_output=True,
+    )
     one, two = rows(tmp_path / "one")[0], rows(tmp_path / "two")[0]
     assert two["tau_final_data"] == pytest.approx(one["tau_final_data"], rel=1e-4)
     assert two["delta_alpha_weights"] == pytest.approx(one["delta_alpha_weights"], rel=1e-2)

@@ -53,6 +53,10 @@ def test_ties_and_missing_runs_count_for_nothing() -> None:
     assert tied.rho == 0.0
     rows = table([[1.0, 2.0, 3.0]] * 5)
     part = [r for r in rows if not (r["seed"] < 2 and r["offset"] == 1)]
-    assert trends.rises(part, "offset", "y").blocks == 3
+    by_level = trends.rises(part, "offset", "y")  # 5 seeds at 2 levels: more than 3 at 3
+    assert (by_level.blocks, by_level.levels, by_level.p) == (5, (0.0, 2.0), None)
+    part = [r for r in rows if not (r["seed"] < 1 and r["offset"] == 1)]
+    by_seed = trends.rises(part, "offset", "y")  # 4 seeds at 3 levels: more than 5 at 2
+    assert (by_seed.blocks, len(by_seed.levels)) == (4, 3)
     assert trends.rises(rows[:3], "offset", "y").p is None
     assert trends.rises([r for r in rows if r["offset"] < 2], "offset", "y").p is None

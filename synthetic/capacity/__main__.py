@@ -205,7 +205,7 @@ def train(args: TrainArgs) -> None:
     seeds = list(range(args.seeds))
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     state = recall_law.State(args.d, args.n, 1, args.vocab, args.model, args.task)
-    with Sweep(args.out, "capacity train", config) as sweep:
+    with Sweep(args.out, "capacity train", config, free=("curve", "retrain")) as sweep:
         settings = {
             "task": args.task,
             "vocab": args.vocab,
@@ -229,13 +229,16 @@ def train(args: TrainArgs) -> None:
                 summary["inside"] = runs.look_inside(p, 0, task, args.sequences)
             if args.save:
                 runs.save_checkpoint(p, 0, task, settings, args.out / "checkpoint")
-            summary["curve"] = runs.curve(p, one, longer, args.steps, args.sequences, args.retrain)
+            summary["curve"] = runs.curve(
+                sweep, p, one, longer, args.steps, args.sequences, args.retrain
+            )
             for point in summary["curve"]:
                 point["law"] = state.recall(point["facts"], args.task)
-        sweep.add_all(
-            {"part": "cell", **settings, "steps": args.steps, "seed": i, "accuracy": x}
-            for i, x in enumerate(found)
-        )
+        if not sweep.has(part="cell"):
+            sweep.add_all(
+                {"part": "cell", **settings, "steps": args.steps, "seed": i, "accuracy": x}
+                for i, x in enumerate(found)
+            )
         points = summary.get("curve", [])
         summary |= {
             "accuracy": float(np.mean(found)),

@@ -101,20 +101,17 @@ def summarise_grid(rows: list[Row], part: str, kind: str) -> tuple[Row, list[Row
     for (task, vocab, facts), cells in regimes.items():
         measured = [c.accuracy for c in cells]
         laws = [predictions(c.settings, kind) for c in cells]
-        inside = [
-            (c.accuracy, law[MAIN])
-            for c, law in zip(cells, laws, strict=True)
-            if c.settings["n"] <= c.settings["d"]
-        ]
+        # A key's hash is linear in D numbers: slots beyond D cannot be independent.
+        kept = [i for i, c in enumerate(cells) if c.settings["n"] <= c.settings["d"]]
         out[f"{task}_{vocab}_{facts}"] = {
             "cells": [
                 {**c.settings, "accuracy": c.accuracy, "law": law[MAIN], "seeds": c.seeds}
                 for c, law in zip(cells, laws, strict=True)
             ],
             "forms": {name: compare(measured, [law[name] for law in laws]) for name in FORMS},
-            # A key's hash is linear in D numbers: slots beyond D cannot be independent.
-            "n_up_to_d": compare([p[0] for p in inside], [p[1] for p in inside]),
+            "n_up_to_d": compare([measured[i] for i in kept], [laws[i][MAIN] for i in kept]),
             "fit": fit_law(cells) if len(cells) >= 4 else None,
+            "fit_n_up_to_d": fit_law([cells[i] for i in kept]) if len(kept) >= 4 else None,
             "a": recall_law.PAIRS_PER_FACT[kind, task],
             "mean_of_max": recall_law.mean_of_max(vocab),
             "sqrt_2_log_v": recall_law.sqrt_2_log_v(vocab),
@@ -139,9 +136,10 @@ def form_lines(summary: Row) -> list[str]:
         if not isinstance(group, dict) or "forms" not in group:
             continue
         shown = {FORMS[f]: v for f, v in group["forms"].items()}
-        shown[f"{FORMS[MAIN]}, cells with N <= D"] = group["n_up_to_d"]
-        if fit := group["fit"]:
-            shown[f"remark 4.3, fitted a = {fit['a']:.2f}, b = {fit['b']:.2f}"] = fit
+        shown[f"{FORMS[MAIN]}; N <= D"] = group["n_up_to_d"]
+        for name_of_fit, cells in (("fit", ""), ("fit_n_up_to_d", "; N <= D")):
+            if fit := group[name_of_fit]:
+                shown[f"remark 4.3, fitted a = {fit['a']:.2f}, b = {fit['b']:.2f}{cells}"] = fit
         for form, v in shown.items():
             correlation = "n/a" if v["correlation"] is None else f"{v['correlation']:.3f}"
             lines.append(
@@ -269,11 +267,11 @@ def summarise_inside(rows: list[Row]) -> tuple[Row, list[Row]]:
         own = [r for r in part if c.settings.items() <= r.items()]
         seen = {k: float(np.mean([_at(r["inside"], path) for r in own])) for k, path in INSIDE}
         cells.append({**c.settings, "accuracy": c.accuracy, **seen})
-    # Embeddings in D (keys: N) dimensions cannot be more orthogonal than random ones, which
-    # have a contrast of sqrt(D) (sqrt(N)): 1 is as close to the identity as there is room for.
+    # Values in D dimensions, and keys in the smaller of N and D, are hardly more orthogonal than
+    # random ones, whose contrast is the root of that: 1 is the identity as far as there is room.
     ratios = {
-        op: [c[f"{op}_contrast"] / c[size] ** 0.5 for c in cells]
-        for op, size in (("G_vv", "d"), ("G_kq", "n"))
+        "G_vv": [c["G_vv_contrast"] / c["d"] ** 0.5 for c in cells],
+        "G_kq": [c["G_kq_contrast"] / min(c["n"], c["d"]) ** 0.5 for c in cells],
     }
     lowest = min(min(c["G_vv_shift"], c["G_kq_shift"]) for c in cells)
     able = [c for c in cells if c["accuracy"] > 0.5]
@@ -286,8 +284,8 @@ def summarise_inside(rows: list[Row]) -> tuple[Row, list[Row]]:
             all(0.75 < r < 1.5 for v in ratios.values() for r in v),
             min(min(v) for v in ratios.values()),
             f"smallest contrast (mean diagonal over rms of the rest) against random embeddings'; "
-            f"mean {np.mean(ratios['G_vv']):.2f} sqrt(D) and {np.mean(ratios['G_kq']):.2f} sqrt(N) "
-            f"over {len(cells)} cells",
+            f"mean {np.mean(ratios['G_vv']):.2f} sqrt(D) and {np.mean(ratios['G_kq']):.2f} "
+            f"sqrt(min(N, D)) over {len(cells)} cells",
         ),
         verdict(
             "the convolution shifts: values are current, keys are previous tokens",

@@ -30,6 +30,12 @@ def waited(row: Row) -> float:
     return float(row["escape_step"] or row["cap_steps"])
 
 
+def half_way(row: Row) -> float | None:
+    """Return the first evaluated step half way from memory's accuracy to 1; None if none was."""
+    level = (1 + row["memory_accuracy"]) / 2
+    return next((float(step) for step, accuracy, _ in row["curve"] if accuracy > level), None)
+
+
 def _settings(rows: list[Row]) -> list[dict[str, Any]]:
     found = []
     for model, offset, runs in groups(rows):
@@ -43,6 +49,7 @@ def _settings(rows: list[Row]) -> list[dict[str, Any]]:
             "escaped": sum(r["escape_step"] is not None for r in runs),
             "escape_steps": [r["escape_step"] for r in runs],
             "median_escape_steps": _median(runs),
+            "half_way_steps": [half_way(r) for r in runs if "curve" in r],
             "parameters": runs[0]["parameters"],
         }
         if model == "mamba2":
@@ -92,20 +99,32 @@ def _p(p: float | None) -> str:
 
 
 def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
-    gated = [{**r, "waited": waited(r)} for r in rows if r["model"] == "mamba2"]
+    gated = [
+        {**r, "waited": waited(r), "half": half_way(r) or r["cap_steps"]}
+        for r in rows
+        if r["model"] == "mamba2"
+    ]
     found: list[Row] = []
-    trend = trends.rises(gated, "offset", "waited")
+    tests = {}
     fits = escape_fits(rows)
     if gated:
-        found.append(
-            verdict(
-                "best-first: weaker gates escape memory sooner",
-                trend.p is not None and trend.p < LEVEL,
-                trend.rho,
-                f"rank correlation of escape steps with the offset, mean of {trend.blocks} seeds; "
-                f"Page's test {_p(trend.p)}; runs that never escaped count as the cap",
+        for key, falls, claim in (
+            ("waited", False, "weaker gates escape memory sooner"),
+            ("half", False, "weaker gates come half way from memory to 1 sooner"),
+            ("accuracy", True, "weaker gates are more accurate after as many steps"),
+        ):
+            trend = trends.rises(gated, "offset", key, falls=falls)
+            tests[key] = dataclasses.asdict(trend)
+            found.append(
+                verdict(
+                    f"best-first: {claim}",
+                    trend.p is not None and trend.p < LEVEL,
+                    trend.rho,
+                    f"rank correlation with the offset, mean of {trend.blocks} seeds at offsets "
+                    f"{', '.join(f'{x:g}' for x in trend.levels)}; Page's test {_p(trend.p)}"
+                    + ("" if falls else "; runs that never came there count as the cap"),
+                )
             )
-        )
         line = fits.get("exp_offset")
         good = line is not None and line["r2"] >= 0.8 and line["slope"] > 0
         found.append(
@@ -152,7 +171,7 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
                 f"mean accuracy; {escaped} of {len(baseline)} seeds exceeded {ESCAPE}",
             )
         )
-    return {"settings": _settings(rows), "escape": fits, "trend": dataclasses.asdict(trend)}, found
+    return {"settings": _settings(rows), "escape": fits, "tests": tests}, found
 
 
 def beyond(row: Row, key: str) -> float:

@@ -93,7 +93,7 @@ def execute(
     done = trainer.train(
         model,
         draw,
-        s.recipe,
+        s.recipe_of(run.model),
         lambda step: {"accuracy": accuracy(small)},
         stop=lambda metrics: bool(metrics["accuracy"] >= sizes.STOP),
         desc=run.label(),

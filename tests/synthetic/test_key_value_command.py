@@ -110,6 +110,7 @@ def fake(offset: float, seed: int, escape: int | None, **more: Any) -> dict[str,
         "parameters": 10,
         "cpu_seconds": 1.0,
         "data_seconds": 0.1,
+        "curve": [[step, 0.99 if escape and step >= escape else 0.44, 1.0] for step in (500, 1000)],
         **{
             f"{name}_{source}": 1 / (10 + offset)
             for name in ("tau_initial", "tau_final", "delta_alpha")
@@ -127,16 +128,18 @@ def test_claims_are_told_apart_from_their_opposites() -> None:
     """On runs made up so that the truth is known."""
     import math
 
-    offsets = (-3.0, -2.0, -1.0, 2.0)
+    offsets = (-3.0, -2.0, 0.0, 2.0)
 
     def escape(offset: float, seed: int) -> int | None:
-        return None if offset == 2 else int(100 + 1500 * math.exp(offset) + 5 * seed)
+        return None if offset == 2 else int(100 + 800 * math.exp(offset) + 5 * seed)
 
+    assert report.half_way(fake(0.0, 0, 700)) == 1000
+    assert report.half_way(fake(0.0, 0, None)) is None
     true = [fake(o, s, escape(o, s)) for o in offsets for s in range(5)]
     assert set(judged(true).values()) == {True}
     summary = report.summarise(true)["best_first"]
     assert summary["escape"]["never_escaped"] == 5
-    assert summary["escape"]["exp_offset"]["slope"] == pytest.approx(1500, rel=0.01)
+    assert summary["escape"]["exp_offset"]["slope"] == pytest.approx(800, rel=0.01)
     assert [s["median_escape_steps"] for s in summary["settings"]][-1] is None
     turned = [fake(-o, s, escape(o, s)) for o in offsets for s in range(5)]
     claims = judged(turned)

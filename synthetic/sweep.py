@@ -171,6 +171,7 @@ def gathered(folders: Iterable[Path], out: Path, experiment: str, names: Sequenc
 
     Args:
         names: the fields of a row that name its run.
+        replace: of a run that several folders hold, take the last one's row.
 
     Raises:
         UserError: a folder is unfinished, of another experiment or size, or repeats a run.
@@ -185,13 +186,18 @@ def gathered(folders: Iterable[Path], out: Path, experiment: str, names: Sequenc
             raise UserError(f"--runs {folder}: holds {config.get('experiment')}, not {experiment}")
         sizes.add(config.get("size"))
         rows += _complete_rows(folder / "results.jsonl")
-    named = [tuple(r[n] for n in names) for r in rows]
-    for name in named:
-        if named.count(name) > 1:
-            raise UserError(f"--runs: repeats the run {' '.join(map(str, name))}")
+    named: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        name = tuple(row[n] for n in names)
+        if name in named and not replace:
+            raise UserError(
+                f"--runs: repeats the run {' '.join(map(str, name))}; name folders with different "
+                "runs, or give --replace to take the last folder's"
+            )
+        named[name] = row
     if len(sizes) > 1:
         raise UserError(f"--runs: mixes the sizes {', '.join(map(str, sorted(sizes, key=str)))}")
     sweep = Sweep(out, experiment, {"size": sizes.pop(), "gathered": [str(f) for f in folders]})
     if not sweep.resumed:
-        sweep.add_all(rows)
+        sweep.add_all(named.values())
     return sweep

@@ -45,6 +45,8 @@ class GatherArgs:
     """Folders of `small` or `paper` with disjoint settings."""
     out: Path
     """Folder for the joined results."""
+    replace: bool = False
+    """Of a run that several folders hold, take the last one's."""
 
 
 def _run(size: str, args: RunArgs) -> None:
@@ -102,7 +104,7 @@ def paper(args: RunArgs) -> None:
 def gather(args: GatherArgs) -> None:
     """Join the runs of several folders, test the claims and draw the figure."""
     names = ("part", "model", "offset", "seed")
-    with gathered(args.runs, args.out, "rules", names) as sweep:
+    with gathered(args.runs, args.out, "rules", names, replace=args.replace) as sweep:
         _finish(sweep)
 
 

@@ -75,6 +75,12 @@ def test_finished_folders_are_gathered(tmp_path: Path) -> None:
         gathered(folders, tmp_path / "other", "rules", ["seed"])
     with pytest.raises(UserError, match="repeats the run 0"):
         gathered([folders[0], folders[0]], tmp_path / "other", "test", ["seed"])
+    with Sweep(tmp_path / "again", "test", {"size": "small"}) as sweep:
+        sweep.add({"seed": 1, "y": 0.7})
+        sweep.finish({})
+    three = [*folders, tmp_path / "again"]
+    with gathered(three, tmp_path / "new", "test", ["seed"], replace=True) as sweep:
+        assert [r["y"] for r in sweep.rows] == [0.5, 0.7]
     with Sweep(tmp_path / "2", "test", {"size": "paper"}) as sweep:
         sweep.finish({})
     with pytest.raises(UserError, match="mixes the sizes paper, small"):

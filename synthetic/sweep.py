@@ -166,7 +166,14 @@ def print_verdicts(verdicts: Iterable[Mapping[str, Any]]) -> None:
         print(f"{mark}  {v['claim']}{number}: {v['detail']}")
 
 
-def gathered(folders: Iterable[Path], out: Path, experiment: str, names: Sequence[str]) -> Sweep:
+def gathered(
+    folders: Iterable[Path],
+    out: Path,
+    experiment: str,
+    names: Sequence[str],
+    *,
+    replace: bool = False,
+) -> Sweep:
     """Return a new sweep that holds the rows of finished folders of one experiment.
 
     Args:

@@ -144,7 +144,7 @@ def build(
     mean_keys += [r + end for r in trainings.RATES for end in ends]
     data = {
         "rows": [_brief(r, keys) for r in summary if r["seed"] == "all"],
-        "tests": tally.to_json(tests),
+        "tests": [t | {"rate": LABELS[t["rate"]]} for t in tally.to_json(tests)],
         "setups": [
             _brief(r, mean_keys) | {"n": len(r["training_seeds"]), "pools": tally.setting(r)}
             for r in means

@@ -74,6 +74,8 @@ def leaderboard(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "Overall Acc": _percent(r["accuracy_official"]),
             "Overall Acc 95% Low": _percent(r["accuracy_official_low"]),
             "Overall Acc 95% High": _percent(r["accuracy_official_high"]),
+            "Right Tool": _percent(r["right_tool"]),
+            "Well-Formed Call": _percent(r["valid_call"]),
             "Hallucination": _percent(r["hallucination"]),
             "Hallucination of Valid Calls": _percent(r["hallucination_of_valid_calls"]),
             "Acc Given Retrieved": _percent(r["accuracy_given_retrieved"]),
@@ -127,16 +129,24 @@ def markdown(
     if any(row["Predicted Ceiling"] != "N/A" for row in rows):
         out += ["", ceiling.EXPLAINED]
     if tests:
-        out += [
-            "",
-            "McNemar's exact test, questions that only one of two models answers right:",
-            "",
-        ]
-        out += ["| A | B | setting | k | only A | only B | pairs | p |", "|" + " --- |" * 8]
-        out += [
-            f"| {t.a} | {t.b} | {t.setting} | {t.k} | {t.only_a} | {t.only_b} | {t.n} | {t.p:.3g} |"
-            for t in tests
-        ]
+        said = "McNemar's exact test, questions on which only one of two models shows it:"
+        out += ["", said, ""]
+        out += _table(
+            [
+                {
+                    "A": t.a,
+                    "B": t.b,
+                    "pools": t.setting,
+                    "k": str(t.k),
+                    "rate": figures.LABELS[t.rate],
+                    "only A": str(t.only_a),
+                    "only B": str(t.only_b),
+                    "pairs": str(t.n),
+                    "p": f"{t.p:.3g}",
+                }
+                for t in tests
+            ]
+        )
     if differences:
         out += ["", trainings.EXPLAINED, ""]
         out += _table(

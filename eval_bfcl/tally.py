@@ -6,6 +6,7 @@ Errors of the machinery are counted apart and are in no rate's denominator.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from collections import Counter, defaultdict
@@ -143,14 +144,18 @@ def _sd(values: Sequence[float | None]) -> float | None:
     return math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
 
 
+TESTED = ("accuracy", "right_tool", "hallucination")
+
+
 @dataclasses.dataclass(frozen=True)
 class Paired:
-    """Two models on the same pools: who is right where the other is wrong."""
+    """Two models on the same pools: who shows something where the other does not."""
 
     a: str
     b: str
     setting: str
     k: int
+    rate: str
     only_a: int
     only_b: int
     n: int
@@ -163,32 +168,33 @@ def paired_tests(
 ) -> list[Paired]:
     """Return McNemar's exact test for every two runs of the same pools, per k.
 
+    Always of accuracy; of the right tool and of hallucination where the two differ at all.
     Only questions that both models were judged on count; several seeds of one question are
     pairs of their own.
 
     Args:
         apart: pairs of runs to leave out.
     """
-    right: list[tuple[Facts, dict[int, dict[tuple[str, int], bool]]]] = []
+    shown: list[tuple[Facts, dict[int, dict[tuple[str, int], Score]]]] = []
     for facts, scores in runs:
-        by_k: dict[int, dict[tuple[str, int], bool]] = defaultdict(dict)
+        by_k: dict[int, dict[tuple[str, int], Score]] = defaultdict(dict)
         for s in scores:
             if s["outcome"] != "error":
-                by_k[s["k"]][(s["id"], s["seed"])] = s["outcome"] == "correct"
-        right.append((facts, by_k))
+                by_k[s["k"]][(s["id"], s["seed"])] = s
+        shown.append((facts, by_k))
     tests = []
-    for i, (a, right_a) in enumerate(right):
-        for b, right_b in right[i + 1 :]:
+    for i, (a, of_a) in enumerate(shown):
+        for b, of_b in shown[i + 1 :]:
             if setting(a) != setting(b) or apart(a, b):
                 continue
-            for k in sorted(right_a.keys() & right_b.keys()):
-                both = right_a[k].keys() & right_b[k].keys()
-                only_a = sum(right_a[k][key] and not right_b[k][key] for key in both)
-                only_b = sum(right_b[k][key] and not right_a[k][key] for key in both)
-                p = mcnemar_exact(only_a, only_b)
-                tests.append(
-                    Paired(a["model"], b["model"], setting(a), k, only_a, only_b, len(both), p)
-                )
+            for k, rate in itertools.product(sorted(of_a.keys() & of_b.keys()), TESTED):
+                both = of_a[k].keys() & of_b[k].keys()
+                pairs = [(counts_for(of_a[k][x], rate), counts_for(of_b[k][x], rate)) for x in both]
+                only_a, only_b = pairs.count((True, False)), pairs.count((False, True))
+                if rate == "accuracy" or only_a or only_b:
+                    p = mcnemar_exact(only_a, only_b)
+                    names = a["model"], b["model"], setting(a), k, rate
+                    tests.append(Paired(*names, only_a, only_b, len(both), p))
     return tests
 
 

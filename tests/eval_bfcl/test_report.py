@@ -114,7 +114,9 @@ def test_the_leaderboard_is_in_the_official_style(made: Path) -> None:
 def test_mcnemar_compares_models_on_the_same_pools_only(made: Path) -> None:
     tests = json.loads((made / "summary.json").read_text())["mcnemar"]
     assert {t["setting"] for t in tests} == {"simple_python, bm25"}
+    tests, others = ([t for t in tests if (t["rate"] == "accuracy") is x] for x in (True, False))
     assert len(tests) == 3 * 2
+    assert {t["rate"] for t in others} == {"right_tool", "hallucination"}
     (test,) = (t for t in tests if {t["a"], t["b"]} == {"mamba2-s0.5", "mamba2-s2"} and t["k"] == 1)
     assert sorted((test["only_a"], test["only_b"])) == [0, 16]
     assert test["p"] == mcnemar_exact(16, 0)

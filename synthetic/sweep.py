@@ -176,6 +176,8 @@ def gathered(
 ) -> Sweep:
     """Return a new sweep that holds the rows of finished folders of one experiment.
 
+    Its configuration is what theirs have in common.
+
     Args:
         names: the fields of a row that name its run.
         replace: of a run that several folders hold, take the last one's row.
@@ -184,14 +186,14 @@ def gathered(
         UserError: a folder is unfinished, of another experiment or size, or repeats a run.
     """
     rows: list[Row] = []
-    sizes = set()
+    configs = []
     folders = list(folders)
     for folder in folders:
         manifest = artifact.read_manifest(folder, "synthetic", flag="--runs")
         config = manifest["config"]
         if config.get("experiment") != experiment:
             raise UserError(f"--runs {folder}: holds {config.get('experiment')}, not {experiment}")
-        sizes.add(config.get("size"))
+        configs.append(config)
         rows += _complete_rows(folder / "results.jsonl")
     named: dict[tuple[Any, ...], Row] = {}
     for row in rows:
@@ -202,9 +204,11 @@ def gathered(
                 "runs, or give --replace to take the last folder's"
             )
         named[name] = row
+    sizes = sorted({str(c.get("size")) for c in configs})
     if len(sizes) > 1:
-        raise UserError(f"--runs: mixes the sizes {', '.join(map(str, sorted(sizes, key=str)))}")
-    sweep = Sweep(out, experiment, {"size": sizes.pop(), "gathered": [str(f) for f in folders]})
+        raise UserError(f"--runs: mixes the sizes {', '.join(sizes)}")
+    shared = {k: v for k, v in configs[0].items() if all(c.get(k) == v for c in configs)}
+    sweep = Sweep(out, experiment, {**shared, "gathered": [str(f) for f in folders]})
     if not sweep.resumed:
         sweep.add_all(named.values())
     return sweep

@@ -81,6 +81,8 @@ def test_finished_folders_are_gathered(tmp_path: Path) -> None:
     three = [*folders, tmp_path / "again"]
     with gathered(three, tmp_path / "new", "test", ["seed"], replace=True) as sweep:
         assert [r["y"] for r in sweep.rows] == [0.5, 0.7]
+        assert sweep.config["size"] == "small"
+        assert "seed" not in sweep.config
     with Sweep(tmp_path / "2", "test", {"size": "paper"}) as sweep:
         sweep.finish({})
     with pytest.raises(UserError, match="mixes the sizes paper, small"):

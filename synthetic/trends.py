@@ -1,5 +1,7 @@
 """Does a measure rise along an ordered setting?  Page's test, with seeds as blocks.
 
+Of two levels, which have no order to test, seeds' differences are tested by flipping signs.
+
 A seed starts from the same weights and sees the same data at every level of the setting, so
 its values are compared with each other only.  Page's L (Page 1963) is the most usual test of
 an ordered alternative over such blocks.
@@ -8,6 +10,7 @@ an ordered alternative over such blocks.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,7 +25,8 @@ class Trend:
 
     Attributes:
         blocks: seeds that have a value at every level.
-        p: one-sided p value; None with fewer than two blocks or three levels.
+        test: the test's name.
+        p: one-sided p value; None with fewer than two blocks or two levels.
         rho: mean over blocks of Spearman's rank correlation; None if every value ties.
     """
 
@@ -30,6 +34,11 @@ class Trend:
     blocks: int
     p: float | None
     rho: float | None
+    test: str = "Page's test"
+
+    def said(self) -> str:
+        """Return test and p value in words."""
+        return f"{self.test} " + ("has too few runs" if self.p is None else f"p = {self.p:.2g}")
 
 
 def rises(rows: Sequence[Row], level: str, value: str, *, falls: bool = False) -> Trend:
@@ -51,10 +60,16 @@ def rises(rows: Sequence[Row], level: str, value: str, *, falls: bool = False) -
     if len(common) * len(seeds) > len(whole) * len(levels):
         levels, whole = common, seeds
     data = np.array([[table[s, x] for x in levels] for s in whole])
-    if len(whole) < 2 or len(levels) < 3:
+    if len(whole) < 2 or len(levels) < 2:
         return Trend(levels, len(whole), None, None)
     if falls:
         data = -data
+    if len(levels) == 2:
+        gaps = data[:, 1] - data[:, 0]
+        flips = np.array(list(itertools.product((1, -1), repeat=len(whole))))
+        p = float((flips @ gaps >= gaps.sum() - 1e-12).mean())
+        mean = float(np.sign(gaps).mean()) * (-1 if falls else 1)
+        return Trend(levels, len(whole), p, mean, "sign-flip test")
     ranks = rankdata(data, axis=1)
     order = np.arange(len(levels), dtype=float)
     spread = ranks.std(axis=1)

@@ -94,10 +94,6 @@ def escape_fits(rows: list[Row]) -> dict[str, Any]:
     return out
 
 
-def _p(p: float | None) -> str:
-    return "too few" if p is None else f"p = {p:.2g}"
-
-
 def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
     gated = [
         {**r, "waited": waited(r), "half": half_way(r) or r["cap_steps"]}
@@ -121,7 +117,7 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
                     trend.p is not None and trend.p < LEVEL,
                     trend.rho,
                     f"rank correlation with the offset, mean of {trend.blocks} seeds at offsets "
-                    f"{', '.join(f'{x:g}' for x in trend.levels)}; Page's test {_p(trend.p)}"
+                    f"{', '.join(f'{x:g}' for x in trend.levels)}; {trend.said()}"
                     + ("" if falls else "; runs that never came there count as the cap"),
                 )
             )
@@ -157,7 +153,7 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
                 "the gates' order survives training (median tau by weights)",
                 levels.p is not None and levels.p < LEVEL,
                 levels.rho,
-                f"rank correlation of the final tau with the offset; Page's test {_p(levels.p)}",
+                f"rank correlation of the final tau with the offset; {levels.said()}",
             )
         )
     baseline = [r for r in rows if r["model"] == "gpt_neox"]
@@ -194,7 +190,7 @@ def _last(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         offsets = sorted({r["offset"] for r in learned})
         detail = (
             f"rank correlation with the offset of the accuracy beyond the training length, mean "
-            f"of {trend.blocks} seeds, Page's test {_p(trend.p)}"
+            f"of {trend.blocks} seeds, {trend.said()}"
         )
         if len(offsets) >= 2:
             weak = [r["beyond"] for r in learned if r["offset"] == offsets[0]]

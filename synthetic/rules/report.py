@@ -52,10 +52,6 @@ def _common(model: str, offset: float | None, runs: list[Row]) -> dict[str, Any]
     return one
 
 
-def _p(p: float | None) -> str:
-    return "too few" if p is None else f"p = {p:.2g}"
-
-
 def _retrieval(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
     settings = []
     for model, offset, runs in groups(rows):
@@ -97,8 +93,8 @@ def _retrieval(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
                 f"in-context retrieval: {claim}",
                 trend.p is not None and trend.p < LEVEL,
                 trend.rho,
-                f"rank correlation with the offset, mean of {trend.blocks} seeds; Page's test "
-                f"{_p(trend.p)}; means by offset "
+                f"rank correlation with the offset, mean of {trend.blocks} seeds; "
+                f"{trend.said()}; means by offset "
                 + ", ".join(f"{o:g}: {m:.3g}" for o, m in zip(trend.levels, means, strict=True)),
             )
         )
@@ -162,7 +158,7 @@ def _length(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
             trend.p is not None and trend.p < LEVEL,
             trend.rho,
             f"rank correlation of the accuracy at the larger pools with the offset, mean of "
-            f"{trend.blocks} seeds, Page's test {_p(trend.p)}; {len(learned)} of {len(gated)} "
+            f"{trend.blocks} seeds, {trend.said()}; {len(learned)} of {len(gated)} "
             f"runs reached {LEARNED} at the training's pools",
         ),
         verdict(
@@ -170,7 +166,7 @@ def _length(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
             share.p is not None and share.p < LEVEL,
             share.rho,
             f"the same for the accuracy at larger pools over that at the training's, "
-            f"Page's test {_p(share.p)}",
+            f"{share.said()}",
         ),
     ]
     tau = trends.rises(gated, "offset", "tau_final_weights", falls=True)
@@ -179,7 +175,7 @@ def _length(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
             "gate drift: the gates' order survives training (median tau by weights)",
             tau.p is not None and tau.p < LEVEL,
             tau.rho,
-            f"rank correlation of the final tau with the offset; Page's test {_p(tau.p)}",
+            f"rank correlation of the final tau with the offset; {tau.said()}",
         )
     )
     baseline = [r for r in rows if r["model"] == "llama"]

@@ -54,9 +54,21 @@ def test_ties_and_missing_runs_count_for_nothing() -> None:
     rows = table([[1.0, 2.0, 3.0]] * 5)
     part = [r for r in rows if not (r["seed"] < 2 and r["offset"] == 1)]
     by_level = trends.rises(part, "offset", "y")  # 5 seeds at 2 levels: more than 3 at 3
-    assert (by_level.blocks, by_level.levels, by_level.p) == (5, (0.0, 2.0), None)
+    assert (by_level.blocks, by_level.levels) == (5, (0.0, 2.0))
     part = [r for r in rows if not (r["seed"] < 1 and r["offset"] == 1)]
     by_seed = trends.rises(part, "offset", "y")  # 4 seeds at 3 levels: more than 5 at 2
     assert (by_seed.blocks, len(by_seed.levels)) == (4, 3)
     assert trends.rises(rows[:3], "offset", "y").p is None
-    assert trends.rises([r for r in rows if r["offset"] < 2], "offset", "y").p is None
+    assert trends.rises([r for r in rows if r["offset"] < 1], "offset", "y").p is None
+
+
+def test_two_levels_are_compared_by_flipping_signs() -> None:
+    rows = table([[0.0, 1.0], [0.0, 2.0], [0.0, 3.0], [0.0, 4.0], [1.0, 0.5]])
+    found = trends.rises(rows, "offset", "y")
+    # Of 32 sign patterns only the one without the last flip and the observed reach 9.5.
+    assert found.p == pytest.approx(2 / 32)
+    assert found.rho == pytest.approx(0.6)
+    assert found.test in found.said()
+    mirrored = trends.rises(rows, "offset", "y", falls=True)
+    assert mirrored.p is not None
+    assert mirrored.p > 0.9

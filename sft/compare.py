@@ -63,40 +63,52 @@ def baseline_of(arms: Sequence[Arm]) -> Arm:
     return min(arms, key=lambda arm: (arm[0] != 1, arm[1] != "fixed", arms.index(arm)))
 
 
+def pairs(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
+    """Return who is compared with whom: all with the baseline, three also with each other."""
+    baseline = baseline_of(arms)
+    others = [arm for arm in arms if arm != baseline]
+    found = [(arm, baseline) for arm in others]
+    if len(others) == 2:
+        found.append((others[1], others[0]))
+    return found
+
+
 def comparisons(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Compare every arm with the baseline over the seeds that both have, per measure and k.
+    """Compare arms over the seeds that both have, per measure and k.
 
     Returns:
         a row of COMPARISON_COLUMNS each: `difference` is the mean over seeds of arm minus
         baseline with its 95% Student interval `low..high` (infinite for one seed).  The held-out
-        loss does not depend on k and stands once, with k = 0.
+        loss does not depend on k and stands once, with k = 0.  `p_holm` adjusts for the number
+        of comparisons of the same measure.
     """
     groups = by_arm(rows)
-    arms = list(dict.fromkeys(arm for arm, _ in groups))
     sizes = list(dict.fromkeys(k for _, k in groups))
-    baseline = baseline_of(arms)
+    pairings = pairs(list(dict.fromkeys(arm for arm, _ in groups)))
     found: list[dict[str, Any]] = []
     for measure in COMPARED:
+        same: list[dict[str, Any]] = []
         for k in sizes[:1] if measure == "held_out_loss" else sizes:
-            theirs: dict[int, Any] = {r["seed"]: r[measure] for r in groups.get((baseline, k), ())}
-            for arm in arms:
+            for arm, other in pairings:
                 ours: dict[int, Any] = {r["seed"]: r[measure] for r in groups.get((arm, k), ())}
+                theirs: dict[int, Any] = {r["seed"]: r[measure] for r in groups.get((other, k), ())}
                 seeds = [s for s in ours if ours[s] is not None and theirs.get(s) is not None]
-                if arm == baseline or not seeds:
+                if not seeds:
                     continue
                 a: list[float] = [ours[s] for s in seeds]
                 b: list[float] = [theirs[s] for s in seeds]
                 differences = [x - y for x, y in zip(a, b, strict=True)]
                 interval = student_interval(differences)
                 values = (
-                    measure, 0 if measure == "held_out_loss" else k, *arm, *baseline, len(seeds),
+                    measure, 0 if measure == "held_out_loss" else k, *arm, *other, len(seeds),
                     statistics.fmean(a), statistics.fmean(b), interval.value, interval.low,
                     interval.high, sign_flip_test(differences), permutation_test(a, b),
                 )  # fmt: skip
-                found.append(dict(zip(COMPARISON_COLUMNS[:-1], values, strict=True)))
-    p_values: list[float] = [row["p_permutation"] for row in found]
-    for row, adjusted in zip(found, holm(p_values), strict=True):
-        row["p_holm"] = adjusted
+                same.append(dict(zip(COMPARISON_COLUMNS[:-1], values, strict=True)))
+        p_values: list[float] = [row["p_permutation"] for row in same]
+        for row, adjusted in zip(same, holm(p_values), strict=True):
+            row["p_holm"] = adjusted
+        found += same
     return found
 
 
@@ -104,20 +116,20 @@ def comparison_table(found: Sequence[Row]) -> str:
     """Return the comparisons as text."""
     if not found:
         return "one arm: nothing to compare"
-    first = found[0]
     lines = [
-        f"difference from scale {first['baseline_scale']:g}, {first['baseline_curriculum']} "
-        f"(mean over seeds, 95% interval, exact p of sign flips and of permutations, "
-        f"the latter by Holm for {len(found)} comparisons)",
-        f"{'measure':<14} {'k':>3} {'scale':>6} {'curriculum':<10} {'seeds':>5} "
-        f"{'difference':>27} {'p flip':>7} {'p perm':>7} {'p Holm':>7}",
+        "differences (mean over seeds, 95% interval, exact p of sign flips and of permutations, "
+        "the latter also by Holm over the lines of its measure)",
+        f"{'measure':<14} {'k':>3} {'arm':>13} {'minus':>13} {'seeds':>5} {'difference':>27} "
+        f"{'p flip':>7} {'p perm':>7} {'p Holm':>7}",
     ]
-    lines += [
-        f"{r['measure']:<14} {r['k'] or '-':>3} {r['scale']:>6g} {r['curriculum']:<10} "
-        f"{r['seeds']:>5} {r['difference']:>+9.4f} [{r['low']:+.3f}, {r['high']:+.3f}] "
-        f"{r['p_sign_flip']:>7.3f} {r['p_permutation']:>7.3f} {r['p_holm']:>7.3f}"
-        for r in found
-    ]
+    for r in found:
+        arm = f"{r['scale']:g} {r['curriculum']}"
+        other = f"{r['baseline_scale']:g} {r['baseline_curriculum']}"
+        lines.append(
+            f"{r['measure']:<14} {r['k'] or '-':>3} {arm:>13} {other:>13} {r['seeds']:>5} "
+            f"{r['difference']:>+9.4f} [{r['low']:+.3f}, {r['high']:+.3f}] "
+            f"{r['p_sign_flip']:>7.3f} {r['p_permutation']:>7.3f} {r['p_holm']:>7.3f}"
+        )
     return "\n".join(lines)
 
 

@@ -46,7 +46,7 @@ def test_a_steady_gain_is_found_and_five_seeds_bound_its_p() -> None:
     assert right["p_permutation"] == pytest.approx(2 / 252)
     assert found["exact"]["difference"] == pytest.approx(0.1)
     assert found["held_out_loss"]["p_permutation"] == 1
-    assert right["p_holm"] == pytest.approx(4 * 2 / 252)  # loss, first_tool, right_tool, exact
+    assert right["p_holm"] == pytest.approx(2 / 252)  # the only comparison of this measure
 
 
 def test_no_gain_is_no_finding() -> None:
@@ -62,8 +62,21 @@ def test_arms_are_compared_seed_by_seed_with_unscaled_gates() -> None:
     assert [(r["scale"], r["baseline_scale"], r["seeds"]) for r in found] == [
         (0.5, 1, 2),
         (2, 1, 2),
+        (2, 0.5, 2),
     ]
-    assert [r["difference"] for r in found] == pytest.approx([-0.05, 0.1])
+    assert [r["difference"] for r in found] == pytest.approx([-0.05, 0.1, 0.15])
+
+
+def test_many_arms_are_compared_with_the_baseline_alone_and_each_measure_is_adjusted() -> None:
+    arms = (0.25, 0.5, 1, 2, 4)
+    rows = [row(s, "ramp", seed, 8, s / 10 + seed / 100) for s in arms for seed in (0, 1, 2)]
+    found = [r for r in compare.comparisons(rows) if r["measure"] == "right_tool"]
+    assert [(r["scale"], r["baseline_scale"]) for r in found] == [
+        (0.25, 1), (0.5, 1), (2, 1), (4, 1),
+    ]  # fmt: skip
+    smallest = min(r["p_permutation"] for r in found)
+    assert smallest == pytest.approx(2 / 20)
+    assert found[-1]["p_holm"] == pytest.approx(4 * smallest)
 
 
 def test_one_seed_has_no_interval_and_one_arm_nothing_to_compare() -> None:
@@ -79,7 +92,7 @@ def test_files_say_what_the_text_says(tmp_path: Path) -> None:
     with open(tmp_path / "comparisons.csv", newline="") as f:
         rows = list(csv.DictReader(f))
     assert {r["measure"] for r in rows} == set(compare.COMPARED)
-    assert float(rows[-1]["p_holm"]) == pytest.approx(8 / 252)
+    assert float(rows[-1]["p_holm"]) == pytest.approx(2 / 252)
     with open(tmp_path / "table.csv", newline="") as f:
         assert len(list(csv.DictReader(f))) == 10
     assert "+0.2000 [+0.200, +0.200]" in text

@@ -102,7 +102,7 @@ def test_one_command_trains_measures_and_compares(
     assert [m["extra"]["gate_scale"] for m in kept] == [1.0, 2.0]
     assert [m["extra"]["held_out_loss"] for m in kept] == [r["held_out_loss"] for r in rows[::2]]
     assert kept[0]["seed"] == 3
-    assert "difference from scale 1, ramp" in text
+    assert "2 ramp        1 ramp" in text
     # A finished sweep is refused, an unfinished one takes its done cells from disk.
     with pytest.raises(UserError, match="already finished"):
         sweep.main("mamba2_debug_cpu", args)

@@ -48,7 +48,8 @@ def _colours(rows: list[Row]) -> dict[tuple[str, float | None], Any]:
 def _curves(axis: Any, rows: list[Row], summary: Mapping[str, Any]) -> None:
     colours = _colours(rows)
     for model, offset, runs in report.groups(rows):
-        order = sorted(runs, key=report.waited)
+        # By escape time; runs that never escaped, by how far they came.
+        order = sorted(runs, key=lambda r: (report.waited(r), -r["accuracy"]))
         curve = order[len(order) // 2]["curve"]  # the run of median escape time
         axis.plot(
             [c[0] for c in curve],

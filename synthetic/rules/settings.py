@@ -5,11 +5,12 @@ prompt's form, sizes ~ U[1, k], q = 0.1, beta = 10 with the most relevant clause
 a tenth of warm-up and a cosine, five seeds.  What is smaller, and why (pilots on seed 0):
 
 * 2 layers of width 64 and 500 steps of 32 examples, so that a run takes about 15 CPU seconds.
-* 32 propositions of 2 symbols and names of 3 digits: with 64, 4 and 4 the length task was at
-  0.13 after 300 steps, with these at 1.0 (default gates).
+* Propositions of 2 symbols and names of 3 digits: with 4 and 4 the length task was at 0.13 after
+  300 steps, with these at 1.0 (default gates).  Sets have the paper's 128 propositions and
+  clauses: with 32, pools cannot grow far enough (offset -4 answered all of them).
 * Pools of 2 for retrieval: with 4, offset -5 knew most names by heart after 600 steps (0.74
-  without an oracle) and retrieved none; with 2, offset -2 began to retrieve within 200.
-* Pools of 4 for length, tested to 32 = K: eight times as long (the paper: 8, sixteen times).
+  without an oracle, 64 clauses) and retrieved none; with 2, offset -2 began within 200.
+* Pools of 4 for length, tested to 128 (the paper: 8 and 128).
 * Learning rates 1e-2 and 5e-3 where 1e-3 would hardly move in 500 steps.
 * Offsets of at most 0: with 3 the length task was at chance after 400 steps (2.31 nats a digit).
 """
@@ -78,7 +79,7 @@ class Settings:
 
 
 SMALL = Settings(
-    world=WorldSize(sets=3, propositions=32, clauses=32, symbols=2, digits=3),
+    world=WorldSize(sets=3, propositions=128, clauses=128, symbols=2, digits=3),
     sizes={
         "mamba2": Size("mamba2", d_model=64, layers=2, heads=4, head_dim=16, d_state=32),
         "llama": Size("llama", d_model=64, layers=2, heads=4, head_dim=16, ffn=128),
@@ -91,12 +92,12 @@ SMALL = Settings(
     length_pool=4,
     share=0.1,
     beta=10.0,
-    lengths=(4, 8, 16, 32),
+    lengths=(4, 16, 64, 128),
     weak_betas=(0.0, 1.0),
     offsets=(-4.0, -2.0, 0.0),
     seeds=(10, 11, 12, 13, 14),
-    curve_examples=96,
-    final_examples=128,
+    curve_examples=64,
+    final_examples=64,
     eval_rows=64,
 )
 

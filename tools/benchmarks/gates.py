@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -37,6 +39,7 @@ MODEL = ModelConfig(
 SHARD_BYTES = 400_000_000
 NEEDED_BYTES = 9_000_000_000
 MOST_REPEATS = 3
+SETTLE_SECONDS = 1.0
 
 LOAD_EDIT_SAVE = """
 import math, shutil, sys
@@ -97,7 +100,8 @@ that of the process that started it)."""
 
 def timed(command: list[str], out: Path) -> float:
     """Return how many seconds a process takes; what it wrote is removed again."""
-    os.sync()  # nobody pays for what the one before left to be written back
+    os.sync()  # nobody pays for what the one before left to be written back,
+    time.sleep(SETTLE_SECONDS)  # or for the blocks that its removal gave back to the disk
     took = seconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))
     shutil.rmtree(out)
     return took
@@ -177,7 +181,9 @@ def _measure(sides: dict[str, list[str]], out: Path, repeats: int) -> dict[str, 
     for command in sides.values():
         timed(command, out)
     times: dict[str, list[float]] = {name: [] for name in sides}
+    order, rng = list(sides), random.Random(0)
     for _ in range(repeats):
-        for name, command in sides.items():
-            times[name].append(timed(command, out))
+        rng.shuffle(order)  # so that no side always follows the same one
+        for name in order:
+            times[name].append(timed(sides[name], out))
     return {name: statistics.median(kept) for name, kept in times.items()}

@@ -86,12 +86,15 @@ def in_turn(repeats: int, *sides: Callable[[], object]) -> list[float]:
     return [statistics.median(kept) for kept in times]
 
 
-def sgemm_flops(n: int = 2048, repeats: int = 5) -> float:
-    """Return the floating point operations per second of a large fp32 matrix product."""
+def sgemm(n: int = 2048) -> tuple[Callable[[], object], float]:
+    """Return a large fp32 matrix product to time beside others, and its operations.
+
+    The output is kept: with glibc's default allocator its pages would be faulted in every time.
+    """
     import torch
 
-    a, b = torch.randn(n, n), torch.randn(n, n)
-    return 2 * n**3 / in_turn(repeats, lambda: a @ b)[0]
+    a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
+    return lambda: torch.mm(a, b, out=c), 2.0 * n**3
 
 
 def peak_bytes(f: Callable[[], object]) -> int | None:

@@ -56,15 +56,18 @@ def test_gated_waits_for_success() -> None:
     [
         (
             '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
-            "parsed right_tool exact",
+            "parsed first_tool right_tool exact",
         ),
-        ('<tool_call>\n{"name": "f", "arguments": {"a": 2}}\n</tool_call>', "parsed right_tool"),
+        (
+            '<tool_call>\n{"name": "f", "arguments": {"a": 2}}\n</tool_call>',
+            "parsed first_tool right_tool",
+        ),
         ('<tool_call>\n{"name": "g", "arguments": {"a": 1}}\n</tool_call>', "parsed"),
         ('<tool_call>\n{"name": "h", "arguments": {}}\n</tool_call>', "parsed hallucinated"),
         (
             '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
             '\n<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
-            "parsed",
+            "parsed first_tool",
         ),
         ("I cannot.", ""),
         ("<tool_call>\n{", ""),

@@ -174,7 +174,9 @@ def main(args: Args) -> None:
     print(table(rows))
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        written = {"benchmark": args.name, "command": sys.argv[1:], "machine": machine()}
+        # the file's name only: where it lay is nobody's concern and makes two runs differ
+        command = [args.json.name if a == str(args.json) else a for a in sys.argv[1:]]
+        written = {"benchmark": args.name, "command": command, "machine": machine()}
         artifact.write_json(args.json, written | {"results": rows})
 
 

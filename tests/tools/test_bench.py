@@ -97,6 +97,7 @@ def test_a_measurement_from_the_command_line(tmp_path: Path) -> None:
     assert "sgemm" in done.stdout
     written = json.loads(out.read_text())
     assert written["machine"]["cpu"]
+    assert written["command"] == ["machine", *flags[:-1], "machine.json"]
     for row in written["results"]:
         assert row.keys() >= FIELDS
         assert row["ours"] > 0

@@ -120,10 +120,31 @@ def chunked(
     return torch.cat(out, dim=1)[:, :length]
 
 
+def _require_fitting(
+    q: Tensor, k: Tensor, v: Tensor, log_w: Tensor | None, *removal: Tensor | None
+) -> None:
+    keys = [t.shape for t in (q, *removal) if t is not None]
+    decays = (k.shape, (*k.shape[:2], 1))
+    if (
+        any(shape != k.shape for shape in keys)
+        or v.shape[:2] != k.shape[:2]
+        or (log_w is not None and log_w.shape not in decays)
+    ):
+        given = [tuple(t.shape) for t in (q, k, v, log_w, *removal) if t is not None]
+        raise ValueError(f"rank-one scan: q, k, v and the rest, {given}, do not fit together")
+
+
 def scan(
     q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, a: Tensor | None = None, b: Tensor | None = None
 ) -> Tensor:
-    """Return the same as `recurrence` by the fastest form there is here."""
+    """Return the same as `recurrence` by the fastest form there is here.
+
+    Raises:
+        ValueError: shapes that do not fit together, or one of a and b without the other.
+    """
+    if (a is None) != (b is None):
+        raise ValueError("scan: give both a and b or neither")
+    _require_fitting(q, k, v, log_w, a, b)
     library = backend.native_for(q, k, v, log_w, a, b)
     if library is None or not native.takes(library, k):
         return chunked(q, k, v, log_w, a, b)
@@ -138,7 +159,13 @@ def delta_scan(
     Args:
         q, k: (R, L, K); v: (R, L, V); beta: (R, L, 1).
         log_w: log decays (R, L, K) or (R, L, 1), applied before the delta; None for none.
+
+    Raises:
+        ValueError: shapes that do not fit together.
     """
+    _require_fitting(q, k, v, log_w)
+    if beta.shape != (*k.shape[:2], 1):
+        raise ValueError(f"beta {tuple(beta.shape)} is not one number per key of {tuple(k.shape)}")
     library = backend.native_for(q, k, v, beta, log_w)
     if library is None or not native.takes(library, k):
         log_w = torch.zeros_like(beta) if log_w is None else log_w

@@ -21,17 +21,24 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
 
     Returns:
         (b, h, l, p); on CPU it lies in memory as (l, b, h, p).
+
+    Raises:
+        ValueError: shapes that do not fit together.
     """
+    b, h, l, p = q.shape
+    g = k.shape[1]
+    if k.shape != (b, g, l, p) or v.shape != k.shape or g < 1 or h % g:
+        raise ValueError(
+            f"causal_attention: q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} "
+            "do not fit together"
+        )
     same = q.dtype == k.dtype == v.dtype and q.dtype != torch.float16
     library = backend.native_for(q, k, v) if same and q.numel() else None
     if library is None:
-        grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
+            q, k, v, is_causal=True, scale=scale, enable_gqa=h != g
         )
-    return native.Attention.apply(
-        library, q, k, v, 1 / math.sqrt(q.shape[3]) if scale is None else scale
-    )
+    return native.Attention.apply(library, q, k, v, 1 / math.sqrt(p) if scale is None else scale)
 
 
 def causal_attention_reference(

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from gatewright.kernels import backend
 from gatewright.kernels.linear import matmul
@@ -41,7 +42,8 @@ def linear_cross_entropy(
         token_weights: (t,) w_i, without a gradient; 1 when None.
 
     Raises:
-        ValueError: shapes that do not fit together.
+        ValueError: shapes that do not fit together, or labels of another type.
+        IndexError: a label outside the vocabulary (on CPU).
     """
     t, d = hidden.shape
     if weight.shape[1] != d or labels.shape != (t,):
@@ -49,6 +51,9 @@ def linear_cross_entropy(
             f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and labels "
             f"{tuple(labels.shape)} do not fit together"
         )
+    if token_weights is not None and token_weights.shape != (t,):
+        raise ValueError(f"token_weights {tuple(token_weights.shape)} are not one per token of {t}")
+    _require_int64(labels)
     return _LinearCrossEntropy.apply(hidden, weight, labels, token_weights, ignore_index)
 
 
@@ -58,8 +63,18 @@ def token_losses(logits: Tensor, labels: Tensor, ignore_index: int = IGNORE) -> 
     The logits (..., v) are overwritten by their gradient in the backward pass, so nothing else
     may use them; that saves three passes over the largest tensor there is.
     """
+    _require_int64(labels)
+    if labels.shape != logits.shape[:-1]:
+        raise ValueError(
+            f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)} do not fit together"
+        )
     rows = logits.reshape(-1, logits.shape[-1])
     return _TokenLosses.apply(rows, labels.reshape(-1), ignore_index).view(labels.shape)
+
+
+def _require_int64(labels: Tensor) -> None:
+    if labels.dtype != torch.int64:
+        raise ValueError(f"labels are {labels.dtype}, not torch.int64")
 
 
 class _LinearCrossEntropy(Function):
@@ -99,6 +114,7 @@ class _LinearCrossEntropy(Function):
         return total.float()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         gradients = ctx.saved_tensors
         if grads[0].is_cuda or grads[0] != 1:  # a factor of 1 is common, and these are large
@@ -117,6 +133,7 @@ class _TokenLosses(Function):
         return losses
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         logits, labels, lse = ctx.saved_tensors
         rows = logits.detach().float()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from gatewright.kernels import backend
 from gatewright.kernels.native import gemm as native
@@ -22,10 +23,15 @@ def matmul(a: Tensor, b: Tensor, out: Tensor | None = None, *, add: bool = False
 
     Args:
         out: (m, n) to write into, or to add to when `add`.
+
+    Raises:
+        ValueError: an `out` of another shape.
     """
+    if out is not None and out.shape != (a.shape[0], b.shape[1]):
+        raise ValueError(f"out {tuple(out.shape)} for a {tuple(a.shape)} and b {tuple(b.shape)}")
     ours = native.takes(a, b) and not torch.is_autocast_enabled("cpu")
     library = backend.native_for(a, b) if ours else None
-    if library is not None and (out is None or out.stride(-1) == 1):
+    if library is not None and (out is None or (out.dtype == a.dtype and out.stride(1) == 1)):
         if out is None:
             out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype)
         native.multiply(library, a.detach(), b.detach(), out, add=add)
@@ -52,6 +58,7 @@ class _Linear(Function):
         return matmul(x.flatten(0, -2), weight.t()).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         dy = grads[0].flatten(0, -2)

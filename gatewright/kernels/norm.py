@@ -30,6 +30,11 @@ def gated_rms_norm(
     size = group_size or x.shape[-1]
     if x.shape[-1] % size:
         raise ValueError(f"group_size {size} does not divide {x.shape[-1]} channels")
+    if weight.shape != x.shape[-1:] or (z is not None and z.shape != x.shape):
+        raise ValueError(
+            f"gated_rms_norm: x {tuple(x.shape)}, weight {tuple(weight.shape)} and z "
+            f"{None if z is None else tuple(z.shape)} do not fit together"
+        )
     library = backend.native_for(x, z)
     if library is not None and x.dtype != torch.float16 and native.takes(size):
         return native.Norm.apply(library, x, weight, z, eps, size, norm_before_gate)
@@ -48,7 +53,13 @@ def silu_gate(y: Tensor, z: Tensor) -> Tensor:
 
 
 def swiglu(x: Tensor) -> Tensor:
-    """Return silu(gate) * value of x = [gate | value] (..., 2 f), as a Llama's MLP does."""
+    """Return silu(gate) * value of x = [gate | value] (..., 2 f), as a Llama's MLP does.
+
+    Raises:
+        ValueError: an odd number of channels.
+    """
+    if x.shape[-1] % 2:
+        raise ValueError(f"swiglu: {x.shape[-1]} channels have no two halves")
     library = backend.native_for(x)
     width = x.shape[-1] // 2
     if library is not None and x.dtype != torch.float16 and x.numel() and native.takes(width):

@@ -43,8 +43,8 @@ def rotary_qkv(
     if library is not None and mixed.dtype != torch.float16:
         tables = (t.float().contiguous() for t in (cos, sin))
         return native.Rotary.apply(library, mixed, *tables, groups)
-    heads = mixed.view(l, b, groups, -1, p)
-    r = heads.shape[3] - 2
+    r = width // (groups * p) - 2
+    heads = mixed.view(l, b, groups, r + 2, p)
     q, k, v = heads.split([r, 1, 1], dim=3)
     q, k, v = (t.flatten(2, 3).permute(1, 2, 0, 3) for t in (q, k, v))
     return _turned(q, cos, sin), _turned(k, cos, sin), v

@@ -116,3 +116,16 @@ def test_no_states_are_kept_when_no_gradient_is_asked(kernels: str) -> None:
         plain = delta_scan(*args)
     assert not plain.requires_grad
     torch.testing.assert_close(plain, delta_scan(*(t.requires_grad_() for t in args)))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    k, v, one = torch.randn(2, 5, 4), torch.randn(2, 5, 3), torch.zeros(2, 5, 1)
+    with pytest.raises(ValueError, match="both a and b"):
+        scan(k, k, v, one, k)
+    for wrong in (torch.zeros(2, 5, 2), torch.zeros(2, 4, 1)):
+        with pytest.raises(ValueError, match="do not fit together"):
+            scan(k, k, v, wrong)
+    with pytest.raises(ValueError, match="do not fit together"):
+        scan(k[:1], k, v, one)
+    with pytest.raises(ValueError, match="beta"):
+        delta_scan(k, k, v, one[:1])

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from gatewright.kernels import backend
+from gatewright.kernels.native import recall_cell
 from synthetic import ensemble
 from synthetic.ensemble import Parameters
 from synthetic.recall import cells, fused, model
@@ -118,3 +119,31 @@ def test_without_the_kernels_the_model_is_the_same(monkeypatch: pytest.MonkeyPat
     plain = evaluate(of, dict(p), tokens, read)
     for k in fast:
         torch.testing.assert_close(fast[k], plain[k], rtol=1e-3, atol=1e-4)
+
+
+def test_value_rows_that_only_pad_do_not_reach_the_gradients() -> None:
+    """Three heads of 8 rows are padded to 32 rows, and many sequences go through one worker."""
+    members, sequences, tokens, width, keys, values, heads = 1, 16, 12, 16, 16, 24, 3
+    layout = recall_cell.Layout(
+        *("mamba2", keys, values),
+        q_at=keys + values + heads,
+        k_at=0,
+        v_at=keys,
+        q_tap=0,
+        k_tap=keys,
+        v_tap=2 * keys,
+        gate_at=keys + values,
+        gate_width=heads,
+        heads=heads,
+    )
+    torch.manual_seed(0)
+    columns = 2 * keys + values + heads
+    same = torch.randn(members, 1, tokens, width).expand(members, sequences, tokens, width)
+    u, weight = same.clone().requires_grad_(), 0.2 * torch.randn(members, columns, width)
+    bias, ones = torch.zeros(members, columns), torch.ones(members, heads)
+    library = backend.native_library()
+    out = recall_cell.RecallCell.apply(
+        *(library, layout, u, weight, bias, False, None, None, None, None, ones, ones)
+    )
+    (du,) = torch.autograd.grad(out.square().sum(), u)
+    assert torch.equal(du, du[:, :1].expand_as(du))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 _WIDTHS = (2, 3, 4)  # the C++ code is compiled for these
@@ -113,6 +114,7 @@ class Conv(Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         x, weight, bias, initial, segment = ctx.saved_tensors
         dy = grads[0].to(x.dtype)

@@ -27,6 +27,8 @@ def takes(a: Tensor, b: Tensor) -> bool:
     """Say whether the C++ code is made for this product: fp32, large, rows or columns adjacent."""
     return (
         a.dtype == b.dtype == torch.float32
+        and a.dim() == b.dim() == 2
+        and a.shape[1] == b.shape[0]  # where not, torch says so
         and min(a.shape[0], *b.shape) >= LEAST
         and all(1 in t.stride() and min(t.stride()) > 0 for t in (a, b))
     )

@@ -33,7 +33,14 @@ def losses(
     """Return -log p(label) and the log of the sum of exponentials, (rows,) each.
 
     logits (rows, vocab) fp32 with contiguous rows; labels (rows,) int64, contiguous.
+
+    Raises:
+        IndexError: a label outside the vocabulary.
     """
+    vocab = logits.shape[1]
+    wrong = ((labels < 0) | (labels >= vocab)) & (labels != ignore)
+    if wrong.any():
+        raise IndexError(f"label {int(labels[wrong][0])} of a vocabulary of {vocab}")
     out, lse = torch.empty(logits.shape[0]), torch.empty(logits.shape[0])
     args = _arguments(logits, labels, ignore, lse)
     args.losses = out.data_ptr()
@@ -53,3 +60,4 @@ def write_gradient(
     args = _arguments(logits, labels, ignore, lse)
     args.weights = None if weights is None else weights.data_ptr()
     library.loss_backward(ctypes.byref(args))
+    torch.autograd.graph.increment_version(logits)  # so that a second backward pass is refused

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from gatewright.kernels.native import conv, norm, ssd
 
@@ -169,6 +170,7 @@ class Mixer(Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         zxbcdt, *given, y, kept = ctx.saved_tensors
         conv_weight, conv_bias, dt_bias, A, D, _, norm_weight = given

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 NO_NORM = -1.0  # as eps: only the gate
@@ -101,6 +102,7 @@ class Norm(Function):
         return y.view(x.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         x, weight, z = ctx.saved_tensors
         x2, z2 = as_rows(x), None if z is None else as_rows(z.to(x.dtype))
@@ -130,6 +132,7 @@ class SwiGLU(Function):
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         (x,) = ctx.saved_tensors
         rows = as_rows(x)

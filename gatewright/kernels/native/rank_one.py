@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 _INPUTS = ("q", "k", "v", "log_w", "a", "b", "beta")
@@ -92,6 +93,7 @@ class RankOne(Function):
         return o.to(dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         *kept, removed, states = ctx.saved_tensors
         dout = grads[0].float().contiguous()

@@ -260,6 +260,7 @@ class Cell {
         float *to = values + t * vp + h * rows;
         for (int i = 0; i < rows; i++) to[i] = dt[h] * x[i];
       }
+      std::fill(log_w + H, log_w + hp, 0.0f);  // of rows that only pad: whatever stood there would grow
       for (int j = 0; j < hp; j += VW) store(log_w + j, vexp_inside(load(log_w + j)));
     }
   }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from gatewright.kernels.native import rank_one
 
@@ -149,6 +150,7 @@ class RecallCell(Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         kept = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         layout: Layout = ctx.layout

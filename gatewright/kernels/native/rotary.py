@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 
@@ -65,6 +66,7 @@ class Rotary(Function):
         return parts["q"], parts["k"], parts["v"]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         cos, sin = ctx.saved_tensors
         dmixed = torch.empty(ctx.shape, dtype=grads[0].dtype)

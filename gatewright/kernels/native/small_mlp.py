@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 _BLOCK = 1024  # rows whose weight gradients are summed in C++
@@ -54,6 +55,7 @@ class SmallMlp(Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         kept = ctx.saved_tensors
         u, up, *_ = kept

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 CHUNK = 64  # tokens; temporaries of one head stay in the first-level cache
 KEEP_EVERY = 8  # chunks between states kept for the backward pass
@@ -131,6 +132,7 @@ class Scan(Function):
         return y, final
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         x, dt, A, B, C, D, initial, segment, kept = ctx.saved_tensors
         dy, dfinal = grads

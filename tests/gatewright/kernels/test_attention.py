@@ -68,3 +68,19 @@ def test_the_future_is_not_seen(kernels: str) -> None:
     before = causal_attention(**t)
     t["k"][:, :, 70:], t["v"][:, :, 70:] = 50.0, 50.0
     assert torch.equal(causal_attention(**t)[:, :, :70], before[:, :, :70])
+
+
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ((2, 2, 9, 8), (2, 2, 9, 8)),
+        ((2, 2, 5, 8), (2, 2, 5, 4)),
+        ((1, 2, 5, 8), (1, 2, 5, 8)),
+        ((2, 3, 5, 8), (2, 3, 5, 8)),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(
+    kernels: str, k: tuple[int, ...], v: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="do not fit together"):
+        causal_attention(torch.randn(2, 4, 5, 8), torch.randn(k), torch.randn(v))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gatewright.kernels import (
+    backend,
     cross_entropy,
     cross_entropy_reference,
     linear_cross_entropy,
@@ -90,3 +91,30 @@ def test_losses_per_token(kernels: str, dtype: torch.dtype) -> None:
 def test_shapes_that_do_not_fit_are_named(kernels: str) -> None:
     with pytest.raises(ValueError, match=r"labels \(3,\)"):
         linear_cross_entropy(torch.ones(2, 4), torch.ones(5, 4), torch.zeros(3, dtype=torch.long))
+
+
+def test_what_does_not_fit_is_refused(kernels: str) -> None:
+    tensors, labels = inputs(6, 4, 7)
+    hidden, weight = tensors["hidden"], tensors["weight"]
+    with pytest.raises(ValueError, match="token_weights"):
+        linear_cross_entropy(hidden, weight, labels, torch.ones(1))
+    with pytest.raises(ValueError, match="int64"):
+        linear_cross_entropy(hidden, weight, labels.int())
+    with pytest.raises(ValueError, match="do not fit together"):
+        token_losses(hidden @ weight.t(), labels[:5])
+
+
+@pytest.mark.parametrize("label", [7, -1])
+def test_a_label_outside_the_vocabulary_is_refused(label: int) -> None:
+    if backend.native_library() is None:
+        pytest.skip(backend.why())
+    with pytest.raises(IndexError, match=f"label {label} of a vocabulary of 7"):
+        token_losses(torch.randn(2, 7), torch.tensor([3, label]))
+
+
+def test_a_second_backward_pass_over_overwritten_logits_is_refused(kernels: str) -> None:
+    logits = torch.randn(4, 7, requires_grad=True) * 1.0
+    loss = token_losses(logits, torch.tensor([0, 1, 2, -100])).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

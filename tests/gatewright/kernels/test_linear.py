@@ -70,3 +70,20 @@ def test_autocast_still_decides_the_precision(kernels: str) -> None:
     x, weight = torch.randn(80, 64), torch.randn(64, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert linear(x, weight).dtype == torch.bfloat16
+
+
+def test_sizes_that_do_not_fit_are_refused(kernels: str) -> None:
+    with pytest.raises(RuntimeError):
+        matmul(torch.randn(64, 128), torch.randn(64, 64))
+    with pytest.raises(ValueError, match="out"):
+        matmul(torch.randn(64, 64), torch.randn(64, 64), out=torch.zeros(64, 65), add=True)
+    with pytest.raises(RuntimeError):
+        linear(torch.randn(64, 64), torch.randn(64, 128))
+
+
+def test_a_second_derivative_is_refused_not_wrong(kernels: str) -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    y = linear(x, torch.randn(64, 64)).square().sum()
+    (dx,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.sum().backward()

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gatewright.kernels import gated_rms_norm, gated_rms_norm_reference
-from gatewright.kernels.norm import silu_gate
+from gatewright.kernels.norm import silu_gate, swiglu
 from tests.gatewright.kernels.oracle import outputs_and_gradients, relative_error, worst
 
 
@@ -54,3 +54,13 @@ def test_gate_alone(kernels: str) -> None:
 def test_a_group_must_divide_the_width(kernels: str) -> None:
     with pytest.raises(ValueError, match="group_size 5"):
         gated_rms_norm(torch.ones(1, 12), torch.ones(12), 1e-5, group_size=5)
+
+
+def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
+    x = torch.randn(3, 32)
+    with pytest.raises(ValueError, match="do not fit together"):
+        gated_rms_norm(x, torch.ones(16), 1e-5)
+    with pytest.raises(ValueError, match="do not fit together"):
+        gated_rms_norm(x, torch.ones(32), 1e-5, z=torch.randn(2, 32))
+    with pytest.raises(ValueError, match="33 channels"):
+        swiglu(torch.randn(3, 33))

@@ -68,3 +68,8 @@ def test_swiglu(kernels: str, width: int) -> None:
     truth = outputs_and_gradients(reference, x, torch.float64)
     error, name = worst(outputs_and_gradients(swiglu, x, torch.float32), truth)
     assert error < 1e-6, name
+
+
+def test_no_tokens(kernels: str) -> None:
+    q, k, v = rotary_qkv(torch.zeros(0, 2, 32), torch.zeros(0, 4), torch.zeros(0, 4), 1)
+    assert (q.shape, k.shape, v.shape) == ((2, 2, 0, 8), (2, 1, 0, 8), (2, 1, 0, 8))

@@ -160,6 +160,19 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
+def _require_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before minutes of measuring; makes its folder."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as e:
+        raise UserError(
+            f"--json {path}: {e.strerror}; give a file in a folder that can be written"
+        ) from e
+    if path.is_dir():
+        raise UserError(f"--json {path}: is a folder; give a file")
+
+
 def main(args: Args) -> None:
     """Measure one benchmark against its peer and print a table of ratios."""
     if args.name == "list":
@@ -167,13 +180,15 @@ def main(args: Args) -> None:
             doc = importlib.import_module(f"tools.benchmarks.{name}").__doc__ or ""
             print(f"{name:12} {doc.strip().splitlines()[0]}")
         return
+    wanted = settings(args)
+    if args.json is not None:
+        _require_writable(args.json)
     rows: list[dict[str, Any]] = []
-    for allocator, threads in settings(args):
+    for allocator, threads in wanted:
         print(f"{args.name}: allocator {allocator}, threads {threads}", file=sys.stderr)
         rows += measure(args.name, allocator, threads, args.repeats)
     print(table(rows))
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         # the file's name only: where it lay is nobody's concern and makes two runs differ
         command = [args.json.name if a == str(args.json) else a for a in sys.argv[1:]]
         written = {"benchmark": args.name, "command": command, "machine": machine()}

@@ -102,3 +102,13 @@ def test_a_measurement_from_the_command_line(tmp_path: Path) -> None:
         assert row.keys() >= FIELDS
         assert row["ours"] > 0
         assert row["threads"] == 1
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("measured"))
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "results.json", tmp_path):
+        with pytest.raises(UserError, match=f"--json {path}"):
+            bench.main(bench.Args("machine", json=path))

@@ -9,16 +9,13 @@ at its end is not in it.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import os
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
-from unittest import mock
+from pathlib import Path
 
-import torch
-
-from synthetic.recall import arms, runs
-from tools.benchmarks.harness import Options, Result, in_turn, result
+from tools.benchmarks.harness import Options, Result, result
 
 ALLOCATORS = ("tuned",)
 THREADS = (1,)
@@ -26,28 +23,23 @@ PAIRS, SEEDS, STEPS = 32, 5, 12
 CELLS = (("gated_deltanet", "delta family (gated DeltaNet)"), ("mamba2", "diagonal (Mamba-2)"))
 
 
-def _train(arm: runs.Arm, seeds: int, kernels: str) -> None:
-    with mock.patch.dict(os.environ, GATEWRIGHT_KERNELS=kernels, GATEWRIGHT_QUIET="1"):
-        runs.train(arm, list(range(seeds)), "mqar")
-
-
 def run(options: Options) -> Iterator[Result]:
-    torch.set_num_threads(options.threads)
+    root = Path(__file__).resolve().parents[2]
     for cell, name in CELLS:
-        whole = arms.mqar(cell, True, PAIRS)  # type: ignore[arg-type]
-        few = dataclasses.replace(whole, steps=STEPS)
-        sides = [
-            functools.partial(_train, few, seeds, kernels)
-            for seeds, kernels in ((SEEDS, "auto"), (1, "auto"), (1, "torch"))
+        command = [
+            *(sys.executable, "-m", "synthetic.recall.timing", "--cell", cell),
+            *("--pairs", str(PAIRS), "--seeds", str(SEEDS), "--steps", str(STEPS)),
+            *("--repeats", str(options.repeats), "--threads", str(options.threads)),
         ]
-        ours, alone, plain = in_turn(options.repeats, *sides)
-        up = whole.steps / STEPS
-        for peer, label in ((alone, "C++ kernels"), (plain, "plain PyTorch")):
+        done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+        took = json.loads(done.stdout.splitlines()[-1])
+        up = took["steps"] / STEPS
+        for side, label in (("alone", "C++ kernels"), ("plain", "plain PyTorch")):
             yield result(
                 options,
-                f"{name}, MQAR K = {PAIRS}, {whole.steps} steps, {SEEDS} seeds together",
-                ours * up / SEEDS,
-                peer * up,
+                f"{name}, MQAR K = {PAIRS}, {took['steps']} steps, {SEEDS} seeds together",
+                took["together"] * up / SEEDS,
+                took[side] * up,
                 "s a seed",
                 f"one seed at a time, {label}",
             )

@@ -312,7 +312,10 @@ def read_manifest(folder: Path, kind: str | None = None, flag: str | None = None
         manifest = json.loads(path.read_text())
         found = manifest["kind"]
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
-        raise UserError(f"{path}: is damaged ({type(e).__name__}); make the folder again") from e
+        raise UserError(
+            f"{path}: is damaged ({type(e).__name__}); make the folder again, or rename the file "
+            "if it is another program's"
+        ) from e
     if kind is not None and found != kind:
         raise UserError(
             f"{named}: is a folder of kind {found}, but kind {kind} is needed here; "

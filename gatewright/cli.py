@@ -16,6 +16,7 @@ import dataclasses
 import difflib
 import io
 import os
+import re
 import signal
 import sys
 import types
@@ -151,6 +152,7 @@ def _one_line(box: str) -> str:
             break
         words.append(line)
     text = " ".join(words).replace("Missing from", "missing from")
+    text = re.sub(r"^Value error Error parsing (?:[A-Z]\w*: )?", "", text)  # not our classes' names
     # The frame's title says the same as its first words.
     return text.replace("Invalid choice invalid", "invalid") or "cannot read the arguments"
 

@@ -135,6 +135,13 @@ class State:
     model: Model = "full"
     task: Task | None = None
 
+    def __post_init__(self) -> None:
+        for name, least in (("d", 1), ("n", 1), ("layers", 1), ("vocab", 2)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.task not in (None, "ar", "mqar"):
+            raise ValueError(f"task must be ar or mqar, not {self.task!r}")
+
     def recall(self, facts: float, task: Task, reach: Reach = "mean_of_max") -> float:
         """Return the predicted probability of recalling one of so many facts."""
         a, b = PAIRS_PER_FACT[self.model, task], REACH[reach](self.vocab)
@@ -153,7 +160,7 @@ def state_of(config: Mapping[str, Any]) -> State | None:
     one.  Heads of a Mamba-2 share keys and queries (pattern MVA), which the law counts as one.
 
     Raises:
-        KeyError, TypeError, ValueError: a recurrent model's sizes are missing or no numbers.
+        KeyError, TypeError, ValueError: a recurrent model's sizes are missing or no sizes.
     """
     kind = str(config.get("model_type", ""))
     if kind not in ("mamba", "mamba2", "falcon_mamba") and not kind.startswith("recall-"):

@@ -25,13 +25,15 @@ def parse(settings: tuple[str, ...]) -> dict[str, str]:
     """Split NAME=VALUE settings.
 
     Raises:
-        UserError: one has no '='.
+        UserError: one has no '=', or two give one name.
     """
     found: dict[str, str] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals:
             raise UserError(f"--set {setting}: write it as NAME=VALUE or STEP.KEY=VALUE")
+        if name in found:
+            raise UserError(f"--set {setting}: {name} is also set to {found[name]!r}; give it once")
         found[name] = value
     return found
 

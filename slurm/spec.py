@@ -187,6 +187,11 @@ def _fill(
                 f"known here: {', '.join(known)}"
             )
         values = known[match[1]]
+        if not values:
+            raise UserError(
+                f"{where}: {{{match[1]}}} stands for no folder: no task of {match[1]!r} has this "
+                "step's matrix values; give both steps the same ones"
+            )
         if len(values) != 1:
             raise UserError(
                 f"{where}: {{{match[1]}}} stands for {len(values)} folders, so it must be a word "

@@ -77,7 +77,7 @@ def open_run(run: Path) -> tuple[Pipeline, Path | None]:
     if not kept.is_file():
         raise UserError(f"{run}: is no run folder (no {plan.RECORDS}/pipeline.toml)")
     settings = run / plan.RECORDS / "settings.json"
-    overrides = json.loads(settings.read_text()) if settings.is_file() else {}
+    overrides = submission.read_settings(settings) if settings.is_file() else {}
     return spec.load(kept, overrides), None
 
 
@@ -178,6 +178,8 @@ def rows(run: Path) -> tuple[Pipeline, list[Row]]:
 
 def main(args: Args) -> None:
     """Show the steps of a run, their jobs, progress and time left."""
+    if args.lines < 0:
+        raise UserError(f"--lines {args.lines}: give 0 or more")
     run = args.run.resolve()
     pipeline, found = rows(run)
     if args.json:

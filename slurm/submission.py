@@ -46,8 +46,24 @@ class QueuedStep:
 
 
 def folders(run: Path) -> list[Path]:
-    """Return a run's submission folders, oldest first."""
-    return sorted((run / plan.RECORDS / "submissions").glob("[0-9]*"))
+    """Return a run's submission folders, oldest first; one cut short while written is none."""
+    found = (run / plan.RECORDS / "submissions").glob("[0-9]*/settings.json")
+    return sorted(path.parent for path in found)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return what a run's settings.json holds.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise UserError(f"{path}: is damaged ({e}); run or submit the pipeline again") from e
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: is damaged (no JSON object); run or submit the pipeline again")
+    return found
 
 
 def queued(folder: Path) -> list[QueuedStep]:
@@ -75,7 +91,7 @@ def active_jobs(run: Path, pipeline: Pipeline) -> dict[str, str]:
 
 def load(folder: Path) -> tuple[Pipeline, Site]:
     """Return the pipeline and site settings that a submission froze."""
-    frozen = json.loads((folder / "settings.json").read_text())
+    frozen = read_settings(folder / "settings.json")
     site = frozen["site"]
     for field in dataclasses.fields(Site):
         if field.type == "tuple[str, ...]":

@@ -72,7 +72,9 @@ def main(args: Args) -> None:
     from gatewright.runlog import progress
 
     wanted = asked(args)
-    if (args.out is None) == (not args.in_place):
+    if args.out is not None and args.in_place:
+        raise UserError("--in-place: edits the checkpoint itself; leave --out or --in-place out")
+    if args.out is None and not args.in_place:
         raise UserError("name the folder to write (--out DIR), or edit --in-place")
     if args.in_place and (len(wanted) > 1 or args.keep_fp32_gates or args.link):
         raise UserError("--in-place: takes one edit, without --keep-fp32-gates and --link")
@@ -127,7 +129,9 @@ def _undo(args: Args) -> None:
         if f.name not in ("checkpoint", "undo") and getattr(args, f.name) != f.default
     ]
     if others:
-        raise UserError(f"--undo: takes no other flag, not --{others[0].strip('_')}")
+        raise UserError(
+            f"--undo: takes no other flag, not --{others[0].strip('_').replace('_', '-')}"
+        )
     print(f"{args.checkpoint}: {in_place.undo(args.checkpoint)} places restored")
 
 

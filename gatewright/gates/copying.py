@@ -27,6 +27,8 @@ from gatewright.gates.widening import widen_file
 _FICLONE = 0x40049409  # ioctl of Linux filesystems that can share blocks (btrfs, XFS)
 COPIES = 2
 """Files copied at once: one `copy_file_range` keeps one core busy."""
+UNDO = "gates-undo.json"
+"""Lies beside a checkpoint that was edited in place; it describes that folder, not a copy of it."""
 _KERNEL_BYTES = 64 << 20  # copied by one system call
 
 
@@ -62,7 +64,7 @@ def write_copies(
     Returns:
         Hash or mark of every file of the source, by relative path.
     """
-    names = [name for name in checkpoint.files if name != artifact.MANIFEST]
+    names = [name for name in checkpoint.files if name not in (artifact.MANIFEST, UNDO)]
     known = marks.known(checkpoint.root, whole=whole_hashes)
     lock = threading.Lock()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from gatewright.gates.find import Gate, Gates
 
 SAFE_SCALES = (1 / 64, 64.0)
 """Scales outside this range need --force: they put every head at no decay or no memory."""
+
+_HELD_SCALES = (1e-30, 1e30)
+"""Not even --force goes beyond: models compute the decay rate in fp32, where it must not be inf."""
 
 TABLE_KEYS = ("scale", "offset", "tau")
 
@@ -136,9 +140,11 @@ def read_table(path: Path) -> tuple[str, tuple[tuple[int, tuple[float, ...]], ..
         numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
         if not str(layer).isdecimal() or not values or not numbers:
             raise UserError(f"--from {path}: layer {layer!r} needs a number or a list of numbers")
+        values = [math.inf if abs(v) > sys.float_info.max else v for v in values]
         low = -math.inf if key == "offset" else 0.0
         if not all(math.isfinite(v) and v > low for v in values):
-            raise UserError(f"--from {path}: layer {layer}: a {key} is positive and finite")
+            wanted = "finite" if key == "offset" else "positive and finite"
+            raise UserError(f"--from {path}: layer {layer}: each {key} must be {wanted}")
         rows.append((int(layer), tuple(float(v) for v in values)))
     return key, tuple(rows)
 
@@ -223,6 +229,11 @@ def resolve(edit: Edit, gates: Gates, dts: Dts, *, force: bool = False) -> Plan:
     low, high = (math.log(s) for s in SAFE_SCALES)
     for layer, offset in offsets.items():
         worst = offset[np.argmax(np.abs(offset))]
+        if not math.log(_HELD_SCALES[0]) <= worst <= math.log(_HELD_SCALES[1]):
+            raise UserError(
+                f"layer {layer}: the edit adds {worst:.3g} to an A_log: a scale of the decay rate "
+                "beyond [1e-30, 1e30]; fp32 holds no such rate, choose a smaller edit"
+            )
         if not low <= worst <= high and not force:
             raise UserError(
                 f"layer {layer}: the edit scales a decay rate by {math.exp(min(worst, 700)):.3g}, "

@@ -16,13 +16,12 @@ from typing import Any
 
 from gatewright import artifact
 from gatewright.errors import UserError
+from gatewright.gates.copying import UNDO
 from gatewright.gates.edits import Dts, Plan
 from gatewright.gates.find import Gates
 from gatewright.gates.patching import Patches, patches_of
 from gatewright.gates.report import edit_report
 from gatewright.gates.rewrite import gate_scale
-
-UNDO = "gates-undo.json"
 
 
 def edit(gates: Gates, plan: Plan, dts: Dts) -> dict[str, Any]:
@@ -130,7 +129,9 @@ def undo(root: Path) -> int:
     except OSError as e:
         raise UserError(f"{undo_file}: cannot be read ({e.strerror}); nothing to undo") from e
     except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f"{undo_file}: is damaged ({type(e).__name__})") from e
+        raise UserError(
+            f"{undo_file}: is damaged ({type(e).__name__}); copy the checkpoint again"
+        ) from e
     for name, start, before, after in rows:
         path = root / name
         if not path.resolve().is_relative_to(root.resolve()) or not path.is_file():

@@ -44,10 +44,12 @@ def output_folders(out: Path, plans: Sequence[Plan]) -> list[Path]:
     """Return where each edit goes: `out` itself for one edit, `out-s0.5`, `out-s2`, ... else.
 
     Raises:
-        UserError: two edits would go to one folder.
+        UserError: two edits would go to one folder, or `out` has no name of its own.
     """
     if len(plans) == 1:
         return [out]
+    if out.name in ("", ".."):
+        raise UserError(f"--out {out}: has no name to which several edits could add theirs")
     folders = [out.with_name(f"{out.name}-{plan.edit.label}") for plan in plans]
     if len(set(folders)) != len(folders):
         raise UserError(f"--out {out}: the same edit is asked for twice")

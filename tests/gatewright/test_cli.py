@@ -69,7 +69,7 @@ def test_dotted_flags_and_switches() -> None:
             "unknown flag --train.stpes .*'--train.steps'",
         ),
         (["c", "--train.steps", "3"], "missing from .*--data"),
-        (["c", "--data", "d", "--train.steps", "x"], "--train.steps: .*'x'"),
+        (["c", "--data", "d", "--train.steps", "x"], "^--train.steps: .*'x'"),
         (["c", "--data", "d", "extra"], "unexpected argument 'extra'"),
         (["c", "--data", "d", "--train.steps", "0"], "--train.steps 0: give a positive"),
         (["c", "--data"], "--data"),

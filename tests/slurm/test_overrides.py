@@ -67,6 +67,21 @@ def test_changes_are_frozen_with_a_submission_and_known_to_status(
     assert status.open_run(run)[0].tasks == pipeline.tasks
 
 
+def test_one_name_is_set_once(file: Path) -> None:
+    with pytest.raises(UserError, match="--set size=2: size is also set to '1'; give it once"):
+        overrides.parse(("size=1", "size=2"))
+
+
+def test_values_that_a_later_step_does_not_find_are_named(file: Path) -> None:
+    file.write_text(
+        TEXT + '[step.c]\ncommand = "x --in={b} {out}"\nneeds = ["b"]\nmatrix = { seed = [0] }\n'
+        'out = "c/{seed}"\n'
+    )
+    assert spec.load(file).tasks_of("c")
+    with pytest.raises(UserError, match="step 'c': .*no task of 'b' has this step's matrix values"):
+        spec.load(file, {"b.seed": "7"})
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

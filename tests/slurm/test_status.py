@@ -4,6 +4,9 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
+from gatewright.errors import UserError
 from slurm import plan, spec, status
 
 LOG = """start
@@ -43,6 +46,18 @@ def test_a_run_on_this_machine_is_told_from_its_records(tmp_path: Path) -> None:
     first = status.rows(tmp_path)[1][0]
     assert (first.state, first.why, first.loss, first.seconds) == ("failed", "exit code 4", 2.5, 3)
     assert first.tail == ["why it failed"]
+
+
+def test_a_submission_cut_short_is_none_and_damaged_settings_are_named(tmp_path: Path) -> None:
+    records = tmp_path / "pipeline"
+    (records / "submissions" / "001" / "code").mkdir(parents=True)
+    with pytest.raises(UserError, match="is no run folder"):
+        status.open_run(tmp_path)
+    (records / "pipeline.toml").write_text('name = "p"\n[step.a]\ncommand = "x {out}"\nout = "a"\n')
+    for text in ("{", "[1]"):
+        (records / "settings.json").write_text(text)
+        with pytest.raises(UserError, match=r"settings.json: is damaged"):
+            status.open_run(tmp_path)
 
 
 def test_a_run_whose_process_died_is_stopped_not_running(tmp_path: Path) -> None:

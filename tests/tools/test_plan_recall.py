@@ -93,3 +93,21 @@ def test_an_attention_model_has_no_fixed_state(tmp_path: Path) -> None:
     broken = write_config(tmp_path / "broken", model_type="mamba2", hidden_size=8)
     with pytest.raises(UserError, match="state_size"):
         main(parse("--checkpoint", str(broken), "--facts", "8"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"state_size": 0}, "n must be at least 1, not 0"),
+        ({"state_size": -8}, "n must be at least 1, not -8"),
+        ({"vocab_size": 1}, "vocab must be at least 2, not 1"),
+        ({"task": "copy"}, "task must be ar or mqar, not 'copy'"),
+    ],
+)
+def test_a_config_without_a_state_is_named(
+    wrong: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    folder = write_config(tmp_path / "hf", **{**MAMBA, "vocab_size": 512, **wrong})
+    with pytest.raises(UserError, match=message) as e:
+        for_checkpoint(parse("--checkpoint", str(folder), "--facts", "8"))
+    assert str(folder / "config.json") in str(e.value)

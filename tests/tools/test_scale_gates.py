@@ -112,7 +112,10 @@ def test_calibrate_and_the_no_decay_warning(model: Path, tmp_path: Path) -> None
         (["--scale", "2", "--offset", "1"], "give one of --scale, --offset"),
         ([], "give one of --scale, --offset"),
         (["--scale", "2", "--layers", "9"], "no gate in layer 9; layers with gates: 0-2"),
-        (["--scale", "2", "--in-place"], "or edit --in-place"),
+        (["--scale", "2", "--in-place"], "leave --out or --in-place out"),
+        (["--offset", "1e39", "--force"], "fp32 holds no such rate"),
+        (["--scale", "2,4", "--out", "/"], "--out /: has no name"),
+        (["--undo", "--in-place"], "not --in-place"),
         (["--undo", "--scale", "2"], "--undo: takes no other flag"),
         (["--scale", "1,1"], "asked for twice"),
     ],
@@ -124,7 +127,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     from tools import scale_gates
 
     argv = [str(model), *words]
-    if "--undo" not in words:
+    if "--undo" not in words and "--out" not in words:
         argv += ["--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit) as left:
         cli.run(scale_gates.main, scale_gates.Args, prog="scale_gates", argv=argv)

@@ -152,3 +152,10 @@ def test_untouched_heads_keep_their_bits_negative_zero_included(tmp_path: Path) 
     new = plan.edited(gates, gates.gates[0], gates.gates[0].A_log)
     assert new[:3].tobytes() == raw[:3].tobytes()
     assert new[3] == np.float32(2.0 + math.log(2.0))
+
+
+def test_a_table_value_that_no_float_holds(tmp_path: Path) -> None:
+    for sign in ("", "-"):
+        (tmp_path / "t.json").write_text(f'{{"offset": {{"0": {sign}1{"0" * 400}}}}}')
+        with pytest.raises(UserError, match="layer 0: each offset must be finite"):
+            edits.read_table(tmp_path / "t.json")

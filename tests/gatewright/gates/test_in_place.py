@@ -116,6 +116,17 @@ def test_undo_refuses_what_changed_since(folder: Path) -> None:
     assert content(folder) == before
 
 
+def test_a_copy_does_not_inherit_the_undo_file(folder: Path, tmp_path: Path) -> None:
+    """It would block edits of the copy, and undo there what was done elsewhere."""
+    edit_in_place(folder, 0.5)
+    gates = find.find_gates(folder)
+    plan = edits.resolve(Edit("scale", 0.5), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "copy", dts={})
+    names = {p.name for p in folder.iterdir()} - {in_place.UNDO}
+    assert {p.name for p in (tmp_path / "copy").iterdir()} == names
+    artifact.verify(tmp_path / "copy")
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"patches": [{"file": "x"}], "manifest": null}', '{"patches": 3}']
 )

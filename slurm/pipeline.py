@@ -53,6 +53,9 @@ def main(args: Args) -> int:
     changes = overrides.parse(args.set)
     pipeline = spec.load(args.file, changes, site.params if site else None)
     run = (args.run or Path("runs") / pipeline.name).resolve()
+    there = next(place for place in (run, *run.parents) if place.exists())
+    if not there.is_dir():
+        raise UserError(f"--run {run}: {there} is a file; choose another folder")
     chosen = list(pipeline.tasks)
     forced: set[str] = set()
     if args.only:
@@ -69,12 +72,20 @@ def main(args: Args) -> int:
         return local.dry_run(pipeline, run, chosen, forced)
     if submission.folders(run) and submission.active_jobs(run, pipeline):
         raise UserError(f"{run}: has jobs in the queue: python -m slurm.cancel {run} first")
+    _make(run)
     known = {k: v for k, v in (site.params if site else {}).items() if k in pipeline.params}
     local.keep_pipeline_file(pipeline, run, {**known, **changes})
     again = [a for a in sys.argv[1:] if not a.startswith("--from")]
     if args.start_from in again:
         again.remove(args.start_from)
     return local.execute(pipeline, run, chosen, forced, f"{PROG} {shlex.join(again)}")
+
+
+def _make(run: Path) -> None:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--run {run}: cannot be made ({e.strerror}); choose another folder") from e
 
 
 def submit(
@@ -114,6 +125,7 @@ def submit(
         queued = f", {len(waiting)} of them still in the queue" if waiting else ", all finished"
         print(f"nothing to submit: {len(chosen)} tasks{queued}")
         return 0
+    _make(run)
     steps = [pipeline.step(name) for name in pending]
     name = "dry-run" if args.dry_run else None
     folder = submission.write(pipeline, run, site, changes, steps, local.CODE, name)

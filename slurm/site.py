@@ -54,7 +54,7 @@ def load(path: Path | None) -> Site:
 
     Raises:
         UserError: there is none; it is not TOML; an unknown key (the nearest is suggested); a
-            value of the wrong type; no account or no partition.
+            value of the wrong type; no account or no partition; a wrong placeholder.
     """
     if path is None:
         path = Path(os.environ.get("GATEWRIGHT_SITE", "site.toml"))
@@ -83,7 +83,15 @@ def load(path: Path | None) -> Site:
                 f'site file {path}: no {key}: write {key} = "NAME", or {key} = "" if the cluster '
                 "needs none"
             )
-    return Site(**values)
+    site = Site(**values)
+    try:
+        site.gpu_option.format(n=1)
+    except (KeyError, IndexError, ValueError, AttributeError) as e:
+        raise UserError(
+            f"site file {path}: gpu_option = {site.gpu_option!r}: write {{n}} for the number of "
+            f"GPUs, as in {Site.gpu_option!r}"
+        ) from e
+    return site
 
 
 def _value(path: Path, key: str, value: Any, kind: Any) -> Any:

@@ -38,6 +38,7 @@ def test_the_example_is_sound_also_with_every_comment_taken_away(tmp_path: Path)
         ('account = 3\npartition = ""', "account = 3: give a string"),
         ('account = ""\npartition = ""\nsetup = "module"', "setup = .*array of strings"),
         ('account = ""\npartition = ""\nsave_seconds = 0', "positive whole number"),
+        ('account = ""\npartition = ""\ngpu_option = "{x}"', "write {n} for the number of GPUs"),
         ("account = x", "not valid TOML.*line 1"),
     ],
 )

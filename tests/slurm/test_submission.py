@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gatewright import cli
+from gatewright.errors import UserError
 from slurm import local, node, pipeline, plan, scheduler, spec, submission
 from slurm.site import Site
 from slurm.spec import Pipeline
@@ -94,6 +95,25 @@ def test_a_dry_run_writes_everything_and_needs_no_scheduler(tmp_path: Path) -> N
     assert again.params["n"] == "5"
     assert frozen.account == "x"
     assert submission.folders(tmp_path / "run") == []  # a dry run is no submission
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [("taken", "taken is a file"), ("taken/run", "taken is a file"), ("/proc/x", "cannot be made")],
+)
+def test_a_run_folder_that_cannot_be(run: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "site.toml").write_text('account = ""\npartition = ""\n')
+    (tmp_path / "p.toml").write_text('name = "p"\n[step.a]\ncommand = "x {out}"\nout = "a"\n')
+    args = pipeline.Args(
+        tmp_path / "p.toml",
+        submit=True,
+        dry_run=True,
+        site=tmp_path / "site.toml",
+        run=tmp_path / run,
+    )
+    with pytest.raises(UserError, match=message):
+        pipeline.main(args)
 
 
 def test_the_code_is_frozen_with_its_revision(tmp_path: Path) -> None:

@@ -30,10 +30,18 @@ def causal_conv1d(
     lies as x does.
 
     Raises:
-        ValueError: an activation other than None, "silu" or "swish".
+        ValueError: an activation other than None, "silu" or "swish", or shapes that do not fit.
     """
     if activation not in (None, "silu", "swish"):
         raise ValueError(f"activation={activation!r}: only None, 'silu' and 'swish' exist here")
+    b, d, l = x.shape
+    if (
+        weight.shape[0] != d
+        or (bias is not None and bias.shape != (d,))
+        or (seq_idx is not None and seq_idx.shape != (b, l))
+    ):
+        given = [None if t is None else tuple(t.shape) for t in (x, weight, bias, seq_idx)]
+        raise ValueError(f"causal_conv1d: x, weight, bias, seq_idx {given} do not fit together")
     silu = activation is not None
     simple = initial_states is None and not return_final_states
     if x.is_cuda and simple and seq_idx is None and backend.active_backend() == "cuda":

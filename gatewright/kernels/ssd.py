@@ -60,6 +60,14 @@ def ssd_scan(
             return_final_states=return_final_states,
         )
     _check(x, dt, A, B, C)
+    b, l, h, p = x.shape
+    for name, given, shape in (
+        ("z", z, (b, l, h, p)),
+        ("initial_states", initial_states, (b, h, p, B.shape[3])),
+        ("seq_idx", seq_idx, (b, l)),
+    ):
+        if given is not None and given.shape != shape:
+            raise ValueError(f"ssd_scan: {name} {tuple(given.shape)} is not {shape}")
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     step = discretize_dt(
         dt.to(acc), None if dt_bias is None else dt_bias.to(acc), dt_softplus, dt_limit

@@ -127,3 +127,14 @@ def test_names_of_causal_conv1d(kernels: str) -> None:
     assert torch.allclose(y, plain, atol=1e-5)
     assert torch.equal(pool[which], t["x"][:, :, -4:])
     assert not pool[1].any()
+
+
+def test_shapes_that_do_not_fit_are_refused(kernels: str) -> None:
+    x, weight = torch.randn(2, 32, 5), torch.randn(32, 4)
+    for wrong in (
+        {"weight": weight[:16]},
+        {"weight": weight, "bias": torch.zeros(16)},
+        {"weight": weight, "seq_idx": torch.zeros(1, 5, dtype=torch.int32)},
+    ):
+        with pytest.raises(ValueError, match="do not fit together"):
+            causal_conv1d(x, **wrong)

@@ -226,3 +226,12 @@ def test_shapes_that_disagree_are_named(kernels: str) -> None:
     t["B"] = t["B"][:, :-1]
     with pytest.raises(ValueError, match=r"B \(2, 69, 1, 16\)"):
         ssd_scan(**t)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("z", (2, 4, 3, 8)), ("initial_states", (1, 3, 8, 6)), ("seq_idx", (1, 5))]
+)
+def test_what_goes_along_must_fit(kernels: str, name: str, shape: tuple[int, ...]) -> None:
+    x, dt, BC = torch.randn(2, 5, 3, 8), torch.rand(2, 5, 3), torch.randn(2, 5, 1, 6)
+    with pytest.raises(ValueError, match=name):
+        ssd_scan(x, dt, -torch.ones(3), BC, BC, 16, **{name: torch.zeros(shape)})

@@ -54,6 +54,8 @@ def linear_cross_entropy(
     if token_weights is not None and token_weights.shape != (t,):
         raise ValueError(f"token_weights {tuple(token_weights.shape)} are not one per token of {t}")
     _require_int64(labels)
+    if not torch.is_grad_enabled():  # a Function is told that leaves need gradients even then
+        hidden, weight = hidden.detach(), weight.detach()
     return _LinearCrossEntropy.apply(hidden, weight, labels, token_weights, ignore_index)
 
 

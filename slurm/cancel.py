@@ -39,7 +39,8 @@ def main(args: Args) -> None:
     saving = {
         name: job_id
         for name, job_id in active.items()
-        if jobs[job_id].state == "RUNNING"
+        if job_id in jobs  # it may have left the queue since it was found active
+        and jobs[job_id].state == "RUNNING"
         and not args.now
         and name in tasks
         and tasks[name].step.resumes

@@ -111,7 +111,7 @@ def execute(
         "memory_accuracy": task.memory_accuracy(),
         "parameters": sequence_models.parameter_count(model),
         "cpu_seconds": round(done.cpu_seconds, 2),
-        "data_seconds": round(done.data_seconds, 2),
+        "data_seconds": round(done.data_seconds, 4),
         "curve": [[c["step"], round(c["accuracy"], 4), round(c["loss"], 4)] for c in done.curve],
     }
     if run.order == "best_last":

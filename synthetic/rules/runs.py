@@ -192,7 +192,7 @@ def execute(
         "steps": done.steps,
         "parameters": sequence_models.parameter_count(model),
         "cpu_seconds": round(done.cpu_seconds, 2),
-        "data_seconds": round(done.data_seconds, 2),
+        "data_seconds": round(done.data_seconds, 4),
         "curve": [{k: _short(v) for k, v in c.items()} for c in done.curve],
     }
     if run.part == "retrieval":

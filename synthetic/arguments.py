@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from gatewright import cli
 from gatewright.errors import UserError
+
+
+@dataclasses.dataclass
+class GatedRunArgs:
+    """Flags of an experiment that trains Mamba-2 at several gate offsets beside a baseline."""
+
+    out: Path
+    """Folder for results.jsonl, summary.json and the figure; an unfinished one is resumed."""
+    offsets: str | None = None
+    """Gate offsets of Mamba-2, comma-separated; default the size's."""
+    seeds: str | None = None
+    """Seeds, comma-separated; default the size's."""
+    steps: int | None = None
+    """Most training steps; default the size's."""
+    device: str = "cpu"
+    """Where the models run: cpu or cuda."""
+    threads: int = 1
+    """Threads that torch may use."""
+
+
+@dataclasses.dataclass
+class GatherArgs:
+    """Join finished runs of one size, test the claims over all of them and draw the figure."""
+
+    runs: list[Path]
+    """Folders of `small` or `paper` with disjoint settings."""
+    out: Path
+    """Folder for the joined results."""
+    replace: bool = False
+    """Of a run that several folders hold, take the last one's."""
+
+
+def prepared(args: GatedRunArgs, size: Any) -> tuple[Any, tuple[float, ...] | None]:
+    """Set up torch as asked; return a size's settings with the flags' seeds and steps, and
+    the flags' gate offsets (None: the size's).
+
+    Raises:
+        UserError: a flag out of bounds, or a GPU that is not there.
+    """
+    positive(args, "steps", "threads")
+    import torch
+
+    torch.set_num_threads(args.threads)
+    if args.seeds is not None:
+        size = dataclasses.replace(size, seeds=tuple(integers("--seeds", args.seeds, least=0)))
+    if args.steps is not None:
+        size = dataclasses.replace(size, recipe=dataclasses.replace(size.recipe, steps=args.steps))
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
+    given = args.offsets
+    return size, None if given is None else numbers("--offsets", given, -100, 100)
 
 
 def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:

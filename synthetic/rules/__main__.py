@@ -5,69 +5,33 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from gatewright.errors import UserError
-from synthetic.arguments import dispatch, integers, numbers, positive, words
+from synthetic.arguments import GatedRunArgs, GatherArgs, dispatch, prepared, words
 from synthetic.sweep import Sweep, gathered, print_verdicts
 
 PROG = "python -m synthetic.rules"
 
 
 @dataclasses.dataclass
-class RunArgs:
+class RunArgs(GatedRunArgs):
     """Train Mamba-2 at several gate offsets, and a Llama, to choose Horn clauses by name."""
 
-    out: Path
-    """Folder for results.jsonl, summary.json and the figure; an unfinished one is resumed."""
     parts: str = "retrieval,length"
     """retrieval (names mostly fixed) or length (longer pools, weak retrievers), or both."""
     models: str = "mamba2,llama"
     """Models, comma-separated."""
-    offsets: str | None = None
-    """Gate offsets of Mamba-2, comma-separated; default the size's."""
-    seeds: str | None = None
-    """Seeds, comma-separated; default the size's."""
-    steps: int | None = None
-    """Training steps; default the size's."""
-    device: str = "cpu"
-    """Where the models run: cpu or cuda."""
-    threads: int = 1
-    """Threads that torch may use."""
-
-
-@dataclasses.dataclass
-class GatherArgs:
-    """Join finished runs of one size, test the claims over all of them and draw the figure."""
-
-    runs: list[Path]
-    """Folders of `small` or `paper` with disjoint settings."""
-    out: Path
-    """Folder for the joined results."""
-    replace: bool = False
-    """Of a run that several folders hold, take the last one's."""
 
 
 def _run(size: str, args: RunArgs) -> None:
-    positive(args, "steps", "threads")
-    import torch
-
     from synthetic.ranks import fill
     from synthetic.rules import runs, settings
 
-    torch.set_num_threads(args.threads)
-    s = settings.SIZES[size]
-    if args.offsets is not None:
-        s = dataclasses.replace(s, offsets=numbers("--offsets", args.offsets, -100, 100))
-    if args.seeds is not None:
-        s = dataclasses.replace(s, seeds=tuple(integers("--seeds", args.seeds, least=0)))
-    if args.steps is not None:
-        s = dataclasses.replace(s, recipe=dataclasses.replace(s.recipe, steps=args.steps))
+    s, offsets = prepared(args, settings.SIZES[size])
+    if offsets is not None:
+        s = dataclasses.replace(s, offsets=offsets)
     parts = words("--parts", args.parts, settings.PARTS)
     models = words("--models", args.models, settings.MODELS)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     config = {"size": size, "parts": parts, "models": models, **dataclasses.asdict(s)}
     partial = None if size == "small" else args.out / "partial.pt"
     fill(

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -49,6 +51,8 @@ MAKERS = {
     "bfcl-scores": "eval_bfcl.score",
 }
 """The commands that write a kind of folder, for error messages."""
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+"""Errors of the disk that is written to, not of what the caller does."""
 _VERSIONED = (
     "torch",
     "megatron-core",
@@ -88,7 +92,8 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
     path = Path(path)
     fd, tmp = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
+        # What is not UTF-8 in a path becomes \\udcXX, which JSON reads as what it was.
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as f:
             json.dump(_jsonable(value), f, indent=2, ensure_ascii=False)
             f.write("\n")
             f.flush()
@@ -105,7 +110,8 @@ def write_json(path: Path, value: Any, *, sync: bool = True) -> None:
 def git_revision(root: Path | None = None) -> str | None:
     """Return the revision of the checkout this package runs from, `+dirty` when edited.
 
-    A frozen copy (slurm.submission) answers from its REVISION file.
+    Results under docs/results do not count as edits: measuring again writes them, and no code
+    reads them.  A frozen copy (slurm.submission) answers from its REVISION file.
     """
     root = Path(__file__).resolve().parent.parent if root is None else root
     if not (root / ".git").exists():
@@ -121,7 +127,10 @@ def git_revision(root: Path | None = None) -> str | None:
             check=True,
         ).stdout.strip()
         dirty = subprocess.run(
-            ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"],
+            [
+                *("git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"),
+                *("--", ".", ":(exclude)docs/results"),
+            ],
             capture_output=True,
             text=True,
             timeout=10,
@@ -180,7 +189,7 @@ def content_hash(path: Path) -> str:
         raise UserError(f"{path}: no such file or folder")
     manifest = path / MANIFEST
     if manifest.is_file():
-        with contextlib.suppress(json.JSONDecodeError, KeyError):
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             return str(json.loads(manifest.read_text())["content_hash"])
     return _content_hash(_file_table(path))
 
@@ -257,10 +266,10 @@ def create(
 
     Raises:
         UserError: `out` already exists (remove it or choose another), or its parent folder
-            cannot be written.
+            cannot be written, or the disk is full.
     """
     out = Path(out)
-    if out.exists():
+    if os.path.lexists(out):  # a link that leads nowhere is in the way too
         state = "is already finished" if (out / MANIFEST).is_file() else "exists"
         raise UserError(f"--out {out} {state}: remove it or choose another folder")
     try:
@@ -270,19 +279,31 @@ def create(
         raise UserError(f"--out {out}: cannot create it ({e.strerror})") from e
     os.chmod(tmp, 0o755)
     try:
-        yield tmp
-        finish(
-            tmp,
-            kind=kind,
-            config=config,
-            parents=parents,
-            seed=seed,
-            extra=extra,
-            hashes=hashes,
-            parent_hashes=parent_hashes,
-            sync=sync,
-        )
-        os.rename(tmp, out)
+        try:
+            yield tmp
+        except OSError as e:
+            if e.errno not in _NO_ROOM:
+                raise
+            raise UserError(
+                f"--out {out}: cannot be written ({e.strerror}); nothing was left there"
+            ) from e
+        try:
+            finish(
+                tmp,
+                kind=kind,
+                config=config,
+                parents=parents,
+                seed=seed,
+                extra=extra,
+                hashes=hashes,
+                parent_hashes=parent_hashes,
+                sync=sync,
+            )
+            os.rename(tmp, out)
+        except OSError as e:
+            raise UserError(
+                f"--out {out}: cannot be finished ({e.strerror}); nothing was written there"
+            ) from e
     except BaseException:
         shutil.rmtree(tmp, ignore_errors=True)
         raise
@@ -311,7 +332,7 @@ def read_manifest(folder: Path, kind: str | None = None, flag: str | None = None
     try:
         manifest = json.loads(path.read_text())
         found = manifest["kind"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
         raise UserError(
             f"{path}: is damaged ({type(e).__name__}); make the folder again, or rename the file "
             "if it is another program's"
@@ -322,6 +343,62 @@ def read_manifest(folder: Path, kind: str | None = None, flag: str | None = None
             f"{MAKERS.get(kind, 'another stage')} makes one"
         )
     return dict(manifest)
+
+
+_KINDS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def wrong_type(value: Any, types: tuple[type, ...]) -> str | None:
+    """Return what is wrong with a value read from JSON, or None if it is of one of the types.
+
+    A truth value is no number, and a number is finite; whole numbers are numbers too.
+
+    Args:
+        types: of str, int, float, bool, list, dict and NoneType; object takes anything.
+    """
+    if object in types:
+        return None
+    if isinstance(value, bool):
+        fits = bool in types
+    elif isinstance(value, int):
+        fits = int in types or float in types
+    else:
+        fits = isinstance(value, types) and value not in (math.inf, -math.inf) and value == value
+    return None if fits else f"{value!r:.60}, not {' or '.join(_KINDS[t] for t in types)}"
+
+
+def require_extra(
+    folder: Path, manifest: Mapping[str, Any], facts: Mapping[str, tuple[type, ...]]
+) -> None:
+    """Refuse a folder whose manifest lacks a fact that the reader needs, or has it damaged.
+
+    Args:
+        facts: name in `extra` -> types, as for `wrong_type`; `pools.beta` lies in object `pools`.
+
+    Raises:
+        UserError: `extra` lacks one, or it is of another type: the manifest was edited, or
+            another version wrote it.
+    """
+    again = f"make the folder again with {MAKERS.get(manifest['kind'], 'its stage')}"
+    for name, types in facts.items():
+        value = manifest.get("extra")
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise UserError(
+                    f"{Path(folder) / MANIFEST}: has no extra.{name} (edited, or of another "
+                    f"version); {again}"
+                )
+            value = value[part]
+        if wrong := wrong_type(value, types):
+            raise UserError(f"{Path(folder) / MANIFEST}: extra.{name} is {wrong}; {again}")
 
 
 def require_whole(folder: Path, flag: str, suffixes: tuple[str, ...]) -> None:
@@ -335,14 +412,20 @@ def require_whole(folder: Path, flag: str, suffixes: tuple[str, ...]) -> None:
     Raises:
         UserError: a file is missing or has another size than when the folder was finished.
     """
-    for name, entry in read_manifest(folder, flag=flag)["files"].items():
-        if not name.endswith(suffixes):
-            continue
+    try:
+        files = read_manifest(folder, flag=flag)["files"]
+        sizes = {name: entry["bytes"] for name, entry in files.items() if name.endswith(suffixes)}
+    except (KeyError, TypeError, AttributeError) as e:
+        raise UserError(
+            f"{flag} {folder}: the files in {MANIFEST} are damaged ({type(e).__name__}); copy or "
+            "make the folder again"
+        ) from e
+    for name, recorded in sizes.items():
         path = Path(folder) / name
         size = path.stat().st_size if path.is_file() else 0
-        if size != entry["bytes"]:
+        if size != recorded:
             raise UserError(
-                f"{flag} {path}: has {size:,} bytes, not the {entry['bytes']:,} that {MANIFEST} "
+                f"{flag} {path}: has {size:,} bytes, not the {recorded:,} that {MANIFEST} "
                 "recorded; copy or make the folder again"
             )
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from gatewright import cli
+from gatewright import cli, cpu_limit, json_lines
 from gatewright.errors import UserError
 
 Language = Literal["python", "java", "javascript"]
@@ -157,7 +157,8 @@ def load_split(name: str) -> list[Question]:
     """Return all questions of a BFCL split with their published answers.
 
     Raises:
-        UserError: no such split (the nearest name is suggested), or bfcl_eval is missing.
+        UserError: no such split (the nearest name is suggested), or bfcl_eval is missing or
+            damaged.
     """
     if name not in SPLITS:
         raise UserError(
@@ -168,24 +169,32 @@ def load_split(name: str) -> list[Question]:
     file = f"BFCL_v4_{name}.json"
     gold: dict[str, Any] = {}
     if (folder / "possible_answer" / file).is_file():
-        gold = {
-            row["id"]: row["ground_truth"] for row in _json_lines(folder / "possible_answer" / file)
-        }
+        gold = {row["id"]: row["ground_truth"] for row in _rows(folder / "possible_answer" / file)}
     questions = []
-    for row in _json_lines(folder / file):
+    for row in _rows(folder / file):
         (turn,) = row["question"]  # every split of SPLITS has a single turn
         questions.append(Question(row["id"], name, turn, row["function"], gold.get(row["id"], [])))
     return questions
 
 
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    with open(path, encoding="utf-8") as f:
-        return [json.loads(line) for line in f if line.strip()]
+def _rows(path: Path) -> list[dict[str, Any]]:
+    again = "install bfcl-eval again (make install does it)"
+    try:
+        with open(path, "rb") as f:
+            return [row for _, row in json_lines.rows(f, path, again)]
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read ({e.strerror}); {again}") from e
 
 
 def result_file(folder: Path, model: str, split: str) -> Path:
     """Return where BFCL's own evaluator looks for a model's answers to a split."""
     return folder / model.replace("/", "_") / SPLITS[split][0] / f"BFCL_v4_{split}_result.json"
+
+
+def score_file(folder: Path, model: str, split: str) -> Path:
+    """Return where BFCL's own evaluator writes a model's score on a split."""
+    path = result_file(folder, model, split)
+    return path.with_name(f"BFCL_v4_{split}_score.json")
 
 
 def to_openai_tool(schema: Mapping[str, Any], language: Language = "python") -> dict[str, Any]:
@@ -355,6 +364,8 @@ def check(question: Question, calls: Sequence[CallLike]) -> Verdict:
 
     The checker is given the question's own schemas, never the pool.  For the irrelevance
     splits any call is wrong, for live_relevance any call is right, as in the official runner.
+    An answer that makes the checker raise, or take more than LONGEST_CHECK_S, is wrong, with an
+    error type that `broke_checker` recognises.
 
     Raises:
         GoldAnswerError: the checker fails on the published answer of this question too.
@@ -370,7 +381,9 @@ def check(question: Question, calls: Sequence[CallLike]) -> Verdict:
             else Verdict(False, "relevance_error:decoder_failed", "made no call")
         )
     try:
-        return _judge(question, calls)
+        return cpu_limit.within(LONGEST_CHECK_S, lambda: _judge(question, calls))
+    except cpu_limit.CPUTimeError as e:
+        return Verdict(False, _TIMEOUT, f"the official checker {e} on this answer")
     except _CHECKER_FAILS as e:
         try:
             _judge(question, gold_calls(question))
@@ -379,9 +392,23 @@ def check(question: Question, calls: Sequence[CallLike]) -> Verdict:
                 f"{question.id}: the official checker raises {gold_error!r} on the published answer"
             ) from gold_error
         # The official runner would stop here; the answer is what broke it, so it is wrong.
-        return Verdict(False, f"checker_raised:{type(e).__name__}", str(e)[:500])
+        return Verdict(False, f"{_RAISED}{type(e).__name__}", str(e)[:500])
 
 
+def broke_checker(error_type: str | None) -> bool:
+    """Return whether a verdict's error type says that the checker gave none of its own."""
+    return error_type is not None and error_type.startswith(_RAISED)
+
+
+def timed_out(error_type: str | None) -> bool:
+    """Return whether a verdict's error type says that the checker was stopped by its clock."""
+    return error_type == _TIMEOUT
+
+
+LONGEST_CHECK_S = 1.0
+"""CPU time for one answer; ordinary ones take a thousandth of it."""
+_RAISED = "checker_raised:"
+_TIMEOUT = f"{_RAISED}timeout"
 _CHECKER_FAILS = (
     KeyError,
     TypeError,

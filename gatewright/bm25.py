@@ -69,16 +69,17 @@ class BM25:
         documents: a token list (or its counts, in order of first occurrence) per document.
 
     Raises:
-        ValueError: there is no document, or no document holds a token.
+        ValueError: there is no document.
     """
 
     def __init__(self, documents: Iterable[Sequence[str] | Counter[str]]) -> None:
         counts = [d if isinstance(d, Counter) else Counter(d) for d in documents]
-        if not counts or not any(counts):
-            raise ValueError("BM25 needs at least one document with at least one token")
+        if not counts:
+            raise ValueError("BM25 needs at least one document")
         self.size = len(counts)
         lengths = np.array([c.total() for c in counts])
-        average_length = int(lengths.sum()) / self.size
+        # Without any token every score is 0, and ranking keeps the documents' order.
+        average_length = max(int(lengths.sum()), 1) / self.size
 
         postings: dict[str, tuple[list[int], list[int]]] = {}
         for document, count in enumerate(counts):
@@ -127,7 +128,7 @@ def _idf(document_frequency: Mapping[str, int], size: int) -> dict[str, float]:
         total += value
         if value < 0:
             negative.append(word)
-    floor = EPSILON * (total / len(idf))
+    floor = EPSILON * (total / max(len(idf), 1))
     for word in negative:
         idf[word] = floor
     return idf

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import errno
 import io
 import os
 import re
@@ -30,6 +31,8 @@ from gatewright.errors import UserError
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Whatever a command was doing, a traceback would hide what the user has to do."""
 
 
 def _flags(cls: type, prefix: str = "") -> Iterable[str]:
@@ -71,29 +74,38 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def numbers(flag: str, text: str, kind: type[N], *, least: float | None = None) -> list[N]:
+def numbers(
+    flag: str,
+    text: str,
+    kind: type[N],
+    *,
+    least: float | None = None,
+    most: float | None = None,
+) -> list[N]:
     """Return the numbers of a comma-separated flag, in the given order.
 
     Args:
         kind: int or float.
-        least: refuse smaller ones.
+        least, most: refuse smaller or larger ones.
 
     Raises:
-        UserError: one is not such a number or is too small, or there is none.
+        UserError: one is not such a number or outside the limits, or there is none.
     """
     what = "whole number" if kind is int else "number"
+    if not text.strip(" ,"):
+        raise UserError(f"{flag} {text!r}: give at least one {what}")
     found: list[N] = []
-    for part in filter(None, map(str.strip, text.split(","))):
+    for part in map(str.strip, text.split(",")):
         try:
-            found.append(kind(part))
+            found.append(kind(part.replace("_", "?")))  # Python would read 1_0 as 10
         except ValueError as e:
             raise UserError(
                 f"{flag} {text}: {part!r} is not a {what}; give {what}s separated by commas"
             ) from e
-    if not found:
-        raise UserError(f"{flag} {text!r}: give at least one {what}")
     if least is not None and not min(found) >= least:
         raise UserError(f"{flag} {text}: each must be at least {least:g}")
+    if most is not None and not max(found) <= most:
+        raise UserError(f"{flag} {text}: each must be at most {most:g}")
     return found
 
 
@@ -153,6 +165,11 @@ def _one_line(box: str) -> str:
         words.append(line)
     text = " ".join(words).replace("Missing from", "missing from")
     text = re.sub(r"^Value error Error parsing (?:[A-Z]\w*: )?", "", text)  # not our classes' names
+    # Of `X | None` only what X says of the value, and that in the user's words.
+    union = r"no type matching .* could be instantiated from .*\. Got errors: <class 'NoneType'>: "
+    text = re.sub(union + r".* does not match choices \('None',\) (?:<class '\w+'>: )?", "", text)
+    text = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is no whole number", text)
+    text = re.sub(r"could not convert string to float: (.*)", r"\1 is no number", text)
     # The frame's title says the same as its first words.
     return text.replace("Invalid choice invalid", "invalid") or "cannot read the arguments"
 
@@ -174,8 +191,8 @@ def run(
 ) -> typing.NoReturn:
     """Parse the command line, call `main`, and leave with its exit code.
 
-    Exit codes: 0 done; 2 bad input (one line on stderr); 130 interrupted; what `main`
-    returns otherwise.  Any other exception keeps its traceback and Python's code 1.
+    Exit codes: 0 done; 2 bad input or a full disk (one line on stderr); 130 interrupted; what
+    `main` returns otherwise.  Any other exception keeps its traceback and Python's code 1.
     """
     args = sys.argv[1:] if argv is None else list(argv)
     description = description if description is not None else main.__doc__
@@ -190,4 +207,9 @@ def run(
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as e:
+        if e.errno not in _DISK_FULL:
+            raise
+        where = e.filename or "writing"
+        fail(UserError(f"{where}: {e.strerror}; make room, then give the command again"))
     raise SystemExit(code or 0)

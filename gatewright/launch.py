@@ -1,4 +1,4 @@
-"""The environment in which our launchers start computing processes."""
+"""The environment in which our launchers start computing processes, and the cores for them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,10 @@ def retune() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -11,12 +11,14 @@ V vocab_size, F ffn_dim, L layers.
 from __future__ import annotations
 
 import dataclasses
+import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gatewright.errors import UserError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Family = Literal["mamba2", "llama"]
 
@@ -69,8 +71,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in ("mamba2", "llama"):
             raise UserError(f"model.family is {self.family!r}: choose mamba2 or llama")
-        for name in ("vocab_size", "d_model", "n_layers", "max_seq_len_tokens", "head_dim"):
-            if getattr(self, name) <= 0:
+        sizes = ["vocab_size", "d_model", "n_layers", "max_seq_len_tokens", "head_dim", "norm_eps"]
+        mamba = ["expand", "d_state", "d_conv", "chunk_size", "ngroups"]
+        for name in sizes + (mamba if self.family == "mamba2" else ["rope_theta"]):
+            if not 0 < getattr(self, name) < math.inf:
                 raise UserError(f"model.{name} is {getattr(self, name)}: give a positive number")
         if self.family == "mamba2":
             if self.d_inner % self.head_dim:
@@ -78,7 +82,7 @@ class ModelConfig:
                     f"model.head_dim {self.head_dim} does not divide d_inner "
                     f"{self.d_inner} (= expand {self.expand} * d_model {self.d_model})"
                 )
-            if self.ngroups <= 0 or self.n_ssm_heads % self.ngroups:
+            if self.n_ssm_heads % self.ngroups:
                 raise UserError(
                     f"model.ngroups {self.ngroups} does not divide the {self.n_ssm_heads} heads"
                 )
@@ -88,6 +92,11 @@ class ModelConfig:
             if self.n_heads % self.n_kv_heads:
                 raise UserError(
                     f"model.n_kv_heads {self.n_kv_heads} does not divide n_heads {self.n_heads}"
+                )
+            if self.head_dim % 2:
+                raise UserError(
+                    f"model.head_dim {self.head_dim}: rotary embeddings turn pairs of channels; "
+                    "give an even number"
                 )
 
     @property
@@ -213,13 +222,20 @@ def from_hf_config(hf: PretrainedConfig, source: str) -> ModelConfig:
         UserError: any other architecture, or a feature that the pretraining engine's models
             do not have; `source` (a path) is named in the message.
     """
+    if hf.model_type in ("mamba2", "llama") and hf.hidden_act not in ("silu", "swish"):
+        raise UserError(
+            f"{source}: hidden_act is {hf.hidden_act!r}; only models with silu can be converted"
+        )
     if hf.model_type == "mamba2":
         if hf.use_bias or not hf.use_conv_bias or not getattr(hf, "rms_norm", True):
             raise UserError(
                 f"{source}: use_bias/use_conv_bias/rms_norm differ from plain Mamba-2; "
                 "only use_bias=false, use_conv_bias=true, rms_norm=true can be converted"
             )
-        low, high = getattr(hf, "time_step_limit", (0.0, float("inf")))
+        limit = getattr(hf, "time_step_limit", (0.0, float("inf")))
+        if len(limit) != 2:
+            raise UserError(f"{source}: time_step_limit {limit!r} is not a pair of numbers")
+        low, high = limit
         if low > 0 or high < float("inf"):
             raise UserError(
                 f"{source}: time_step_limit [{low}, {high}] bounds dt, which the other formats "
@@ -258,3 +274,51 @@ def from_hf_config(hf: PretrainedConfig, source: str) -> ModelConfig:
             rope_theta=float(rope.get("rope_theta", 10_000.0)),
         )
     raise UserError(f"{source}: model_type {hf.model_type!r} is neither mamba2 nor llama")
+
+
+def load_hf_model(
+    model_class: Any, folder: Path, *, named: str | None = None, **kwargs: Any
+) -> PreTrainedModel:
+    """Return the model of a Hugging Face folder, every weight of it read from there.
+
+    transformers itself fills what a file lacks with random numbers and only prints so.
+
+    Args:
+        model_class: a model class of transformers, or AutoModelForCausalLM.
+        folder: the model's folder.
+        named: how errors call it; `--model FOLDER` unless given.
+        kwargs: for `from_pretrained`.
+
+    Raises:
+        UserError: transformers cannot read the folder, its weights lack a tensor, or one has
+            another shape than config.json says.
+    """
+    from safetensors import SafetensorError
+
+    named = named or f"--model {folder}"
+    try:
+        model, found = model_class.from_pretrained(
+            str(folder),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told below, with their names
+            **kwargs,
+        )
+    except SafetensorError as e:
+        raise UserError(
+            f"{named}: its weights are damaged ({e}); copy or make the folder again"
+        ) from e
+    except (OSError, ValueError, KeyError) as e:
+        raise UserError(f"{named}: transformers cannot load it ({e})") from e
+    for name, stored, wanted in found["mismatched_keys"]:
+        raise UserError(
+            f"{named}: its weights hold {name} of shape {list(stored)}, and its "
+            f"config.json asks for {list(wanted)}; copy or make the folder again"
+        )
+    missing = set(found["missing_keys"]) - set(model.all_tied_weights_keys)
+    if missing:
+        raise UserError(
+            f"{named}: its weights lack {len(missing)} of the tensors that its "
+            f"config.json asks for, {min(missing)} among them; copy or make the folder again"
+        )
+    loaded: PreTrainedModel = model
+    return loaded

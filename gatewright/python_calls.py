@@ -14,7 +14,9 @@ import re
 import warnings
 from typing import Any
 
-from gatewright.chat import Call, Parsed
+from gatewright.chat import Call, Parsed, parse_calls
+from gatewright.chat.bounded_json import MAX_NUMBER_CHARS
+from gatewright.chat.parser import strip_end
 
 MAX_CHARS = 65_536
 """Longest text that is parsed at all."""
@@ -23,12 +25,19 @@ MAX_DEPTH = 40
 MAX_CALLS = 256
 """Most calls in one answer."""
 
-_ENDS = re.compile(r"(?:\s|`|<\|im_end\|>|<\|endoftext\|>|<\|eot_id\|>|</s>)+\Z")
+_END_TOKENS = ("`", "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>")
+_TOO_LARGE = 10**MAX_NUMBER_CHARS
+"""From here on a whole number is refused, as in JSON: Python prints no huge ones in decimal."""
 _BEGINS_A_CALL = re.compile(r"\[|[A-Za-z_][\w.]*\(")
 
 
 class _RefusedError(ValueError):
     """Why a text is not a list of calls."""
+
+
+def parse_answer(text: str, style: str) -> Parsed:
+    """Read the calls of an answer in a model's style: python, or one of `gatewright.chat`'s."""
+    return parse_python_calls(text) if style == "python" else parse_calls(text, style)
 
 
 def parse_python_calls(text: str) -> Parsed:
@@ -40,7 +49,7 @@ def parse_python_calls(text: str) -> Parsed:
     """
     if len(text) > MAX_CHARS:
         return Parsed("unparseable", error=f"longer than {MAX_CHARS} characters")
-    text = _ENDS.sub("", text).lstrip("`\n ")
+    text = strip_end(text, _END_TOKENS).lstrip("`\n ")
     text = text.removeprefix("python\n")
     if not _BEGINS_A_CALL.match(text):
         return Parsed("no_call")
@@ -135,7 +144,14 @@ def _value(node: ast.expr, depth: int) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool, int)):
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise _RefusedError(f"a whole number of more than {MAX_NUMBER_CHARS} digits")
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise _RefusedError("broken UTF-16 surrogate in a string") from None
+    if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value

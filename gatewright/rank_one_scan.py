@@ -3,7 +3,8 @@
     S_t = S_{t-1} (diag(w_t) - a_t b_t^T) + v_t k_t^T,      o_t = S_t q_t
 
 DeltaNet: w = 1, a = beta k, b = k, written value beta v.  Gated DeltaNet: w = alpha,
-a = alpha beta k.  RWKV-7: w, a = a kappa, b = kappa.  Diagonal cells and Mamba-2: no a, b.
+a = alpha beta k.  RWKV-7 as in the recall summary's equation 3: w, a = a kappa, b = kappa (its
+published code has the two the other way round).  Diagonal cells and Mamba-2: no a, b.
 
 `recurrence` is this line, token by token.  `scan` computes it fast: in C++ where that can be
 had (the same recurrence with the state in registers, see kernels/native/rank_one.h), else by

@@ -15,6 +15,9 @@ The printed form of theorem 4.2 drops the `1/D` term and disagrees with remark 4
 D; both are here.  The paper writes `b = sqrt(2 ln V)`; its authors' code uses the mean of
 the largest of V standard Gaussians, `mean_of_max`, which is smaller (2.915 against 3.532 at
 V = 512) and describes trained models far better.
+
+The law counts N independent slots.  A key's hash is linear in D numbers, so that a layer has no
+more than D of them: where N > D the law promises too much.  `a` of a full Mamba is the paper's.
 """
 
 from __future__ import annotations
@@ -52,6 +55,18 @@ def mean_of_max(vocab: int) -> float:
 
 
 REACH = {"mean_of_max": mean_of_max, "sqrt_2_log_v": sqrt_2_log_v}
+MOST = 10**9
+"""No size, vocabulary or number of facts is larger; beyond it floats and time run out."""
+
+
+def pairs_per_fact(model: Model, task: Task, facts: int, length: int) -> float:
+    """Return `a` of a trained model at any sequence length.
+
+    In MQAR `facts / 2 + t / 4` pairs have been written before a query at t (theorem 4.2), over
+    all queries `3/4 + length / (8 facts)` a fact: 5/4 at the usual length of 4 facts only.
+    """
+    usual = PAIRS_PER_FACT[model, task]
+    return usual if task == "ar" else usual * (0.75 + length / (8 * facts)) / 1.25
 
 
 def noise_variance(d: float, n: float, facts: float, a: float, layers: float = 1) -> float:
@@ -137,10 +152,20 @@ class State:
 
     def __post_init__(self) -> None:
         for name, least in (("d", 1), ("n", 1), ("layers", 1), ("vocab", 2)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+            if value > MOST:
+                raise ValueError(f"{name} must be at most {MOST}")
         if self.task not in (None, "ar", "mqar"):
             raise ValueError(f"task must be ar or mqar, not {self.task!r}")
+
+    @property
+    def more_slots_than_channels(self) -> bool:
+        """Whether N > D, where the law promises too much."""
+        return self.n > self.d
 
     def recall(self, facts: float, task: Task, reach: Reach = "mean_of_max") -> float:
         """Return the predicted probability of recalling one of so many facts."""
@@ -157,19 +182,23 @@ def state_of(config: Mapping[str, Any]) -> State | None:
     """Return the state that a config.json describes; None where the law describes none.
 
     Attention reads its whole cache and hybrids have some, so only purely recurrent models have
-    one.  Heads of a Mamba-2 share keys and queries (pattern MVA), which the law counts as one.
+    one.  Heads of a Mamba-2 with one group share keys and queries (pattern MVA), which the law
+    counts as one; with several groups they have keys of their own, and it does not say how many
+    facts those hold.
 
     Raises:
-        KeyError, TypeError, ValueError: a recurrent model's sizes are missing or no sizes.
+        KeyError, ValueError: a recurrent model's sizes are missing or no sizes.
     """
     kind = str(config.get("model_type", ""))
     if kind not in ("mamba", "mamba2", "falcon_mamba") and not kind.startswith("recall-"):
         return None
+    if kind == "mamba2" and config["n_groups"] != 1:
+        return None
     return State(
-        d=int(config["hidden_size"]),
-        n=int(config["state_size"]),
-        layers=int(config["num_hidden_layers"]),
-        vocab=int(config["vocab_size"]),
+        d=config["hidden_size"],
+        n=config["state_size"],
+        layers=config["num_hidden_layers"],
+        vocab=config["vocab_size"],
         model="linear" if kind == "recall-linear" else "full",
         task=config.get("task"),
     )

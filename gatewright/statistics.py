@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -116,25 +117,57 @@ def student_interval(values: Sequence[float], *, level: float = 0.95) -> Interva
     return Interval(mean, mean - half, mean + half)
 
 
-def sign_flip_test(differences: Sequence[float], *, samples: int = 20_000, seed: int = 0) -> float:
-    """Return the two-sided p value of paired differences whose signs could as well be turned.
+def student_test(differences: Sequence[float]) -> float | None:
+    """Return the two-sided p value of Student's t test that the mean of differences is 0.
+
+    It is below 1 - level exactly where `student_interval` at that level leaves 0 out.  Without
+    any spread it is the limit: 1 if all are 0, else 0.  A single difference has none: None.
+
+    Raises:
+        ValueError: no differences.
+    """
+    from scipy.stats import t
+
+    x = np.asarray(differences, dtype=np.float64)
+    if not x.size:
+        raise ValueError("student_test needs at least one difference")
+    if x.size == 1:
+        return None
+    if not np.ptp(x):
+        return 0.0 if x[0] else 1.0
+    statistic = abs(float(x.mean())) * math.sqrt(x.size) / float(x.std(ddof=1))
+    return float(2 * t.sf(statistic, x.size - 1))
+
+
+def sign_flip_test(
+    differences: Sequence[float],
+    *,
+    alternative: Literal["two-sided", "greater"] = "two-sided",
+    samples: int = 20_000,
+    seed: int = 0,
+) -> float:
+    """Return the p value of paired differences whose signs could as well be turned.
 
     All signs are enumerated when there are at most `samples` ways; otherwise `samples` random
     ones are drawn and the observed one is counted too.  Zeros do not matter; without any other
     difference p is 1.
+
+    Args:
+        alternative: `two-sided`, or `greater` (the differences are above 0).
     """
     x = np.asarray(differences, dtype=np.float64)
     x = x[x != 0]
     if not x.size:
         return 1.0
-    observed = abs(float(x.sum()))
-    tolerance = 1e-9 * max(1.0, observed)
+    size = np.abs if alternative == "two-sided" else np.asarray
+    observed = float(size(x.sum()))
+    tolerance = 1e-9 * max(1.0, abs(observed))
     if 2.0**x.size <= samples:
         signs = np.array(list(itertools.product((-1.0, 1.0), repeat=x.size)))
-        return float((np.abs(signs @ x) >= observed - tolerance).mean())
+        return float((size(signs @ x) >= observed - tolerance).mean())
     rng = np.random.default_rng(seed)
     signs = rng.integers(0, 2, (samples, x.size)) * 2.0 - 1.0
-    return float(((np.abs(signs @ x) >= observed - tolerance).sum() + 1) / (samples + 1))
+    return float(((size(signs @ x) >= observed - tolerance).sum() + 1) / (samples + 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -184,11 +217,14 @@ def linear_fit(
     return LinearFit(slope, intercept, r_squared(v, slope * u + intercept))
 
 
-def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Interval:
+def wilson_interval(successes: float, n: int, *, level: float = 0.95) -> Interval:
     """Return a proportion with its Wilson score interval (Wilson 1927).
 
     It stays inside [0, 1] and keeps its coverage near 0 and 1, where accuracies of small
     models live.  Without any trial the value is NaN and the interval is [0, 1].
+
+    Args:
+        successes: may be a fraction, when each trial is itself a mean.
 
     Raises:
         ValueError: not 0 <= successes <= n.

@@ -71,15 +71,15 @@ class Parsed:
     error: str | None = None
 
 
-def _strip_ends(text: str) -> str:
-    """Return the text without surrounding space and without end-of-turn tokens at its end."""
+def strip_end(text: str, tokens: tuple[str, ...]) -> str:
+    """Return the text without space and any of the tokens at its end, in linear time."""
     end = len(text)
     while True:
         while end and text[end - 1].isspace():
             end -= 1
-        token = next((t for t in _END_TOKENS if text.endswith(t, 0, end)), None)
+        token = next((t for t in tokens if text.endswith(t, 0, end)), None)
         if token is None:
-            return text[:end].lstrip()
+            return text[:end]
         end -= len(token)
 
 
@@ -181,7 +181,7 @@ def parse_calls(text: str, style: str = "hermes") -> Parsed:
         raise ValueError(f"unknown tool-call style {style!r}: choose one of {', '.join(STYLES)}")
     if len(text) > MAX_CHARS:
         return Parsed("unparseable", error=f"longer than {MAX_CHARS} characters")
-    text = _strip_ends(text)
+    text = strip_end(text, _END_TOKENS).lstrip()
     if text.startswith(_THOUGHT_START):
         end = text.find(_THOUGHT_END)
         if end < 0:

@@ -25,6 +25,9 @@ _PROBE_ANSWER = "Probe answer."
 # change overnight.
 _FIXED = {"date_string": "26 Jul 2024"}
 
+_TEMPLATE_SLIPS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template's own expressions raise: `|items` of a list, a number added to text."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
@@ -172,18 +175,18 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         track = self.has_spans and not prompt
+        plain_messages = [self._plain_message(m) for m in messages]
+        plain_tools = [_defuse(dict(t), self._control_and_structure) for t in tools or ()]
         try:
             rendered, spans = render_jinja_template(
-                conversations=[[self._plain_message(m) for m in messages]],
-                tools=[_defuse(dict(t), self._control_and_structure) for t in tools]
-                if tools
-                else None,
+                conversations=[plain_messages],
+                tools=plain_tools or None,
                 chat_template=self.template,
                 return_assistant_tokens_mask=track,
                 add_generation_prompt=prompt,
                 **self._kwargs,
             )
-        except TemplateError as e:
+        except (TemplateError, *_TEMPLATE_SLIPS) as e:
             raise UserError(f"{self.source}: its chat template refuses this chat: {e}") from e
         return rendered[0], list(spans[0]) if track else []
 
@@ -247,7 +250,7 @@ def _defuse(value: Any, live: re.Pattern[str]) -> Any:
     if isinstance(value, str):
         return live.sub(lambda m: f"{m.group()[0]} {m.group()[1:]}", value)
     if isinstance(value, Mapping):
-        return {k: _defuse(v, live) for k, v in value.items()}
+        return {_defuse(k, live): _defuse(v, live) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_defuse(v, live) for v in value]
     return value

@@ -9,6 +9,7 @@ does not tell where the checksums stand.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import struct
 import zlib
 from pathlib import Path
@@ -48,6 +49,8 @@ def read_entries(path: Path, start: int = 0, length: int | None = None) -> dict[
         with open(path, "rb") as f:
             size = path.stat().st_size - start if length is None else length
             return _read_entries(f, start, size)
+    except OSError as e:
+        raise UserError(f"{path}: cannot be read ({e.strerror})") from e
     except (struct.error, ValueError, UnicodeDecodeError) as e:
         raise UserError(f"{path}: not a file that torch.save wrote whole ({e})") from e
 
@@ -64,6 +67,8 @@ def _read_entries(f: IO[bytes], start: int, size: int) -> dict[str, Entry]:
         if locator < 0 or tail[locator : locator + 4] != _END64_LOCATOR:
             raise ValueError("the zip64 locator is missing")
         (end64,) = struct.unpack_from("<Q", tail, locator + 8)
+        if end64 + 56 > size:
+            raise ValueError("the zip64 directory record is beyond the file's end")
         f.seek(start + end64)
         record = f.read(56)
         if record[:4] != _END64:
@@ -74,6 +79,7 @@ def _read_entries(f: IO[bytes], start: int, size: int) -> dict[str, Entry]:
     f.seek(start + directory)
     table = f.read(directory_size)
     entries: dict[str, Entry] = {}
+    spans: list[tuple[int, int, str]] = []
     at = 0
     for _ in range(count):
         if table[at : at + 4] != _CENTRAL:
@@ -89,14 +95,17 @@ def _read_entries(f: IO[bytes], start: int, size: int) -> dict[str, Entry]:
         if method != 0 or packed != member_size:
             raise ValueError(f"member {name} is compressed")
         checksums = [start + directory + at + 16]
+        if local + 30 > directory:
+            raise ValueError(f"member {name} is not where the directory says")
         f.seek(start + local)
         head = f.read(30)
         if head[:4] != _LOCAL:
             raise ValueError(f"member {name} is not where the directory says")
         local_name_len, local_extra_len = struct.unpack_from("<HH", head, 26)
         data = start + local + 30 + local_name_len + local_extra_len
-        if data + member_size > start + size:
-            raise ValueError(f"member {name} reaches beyond the file's end")
+        if data + member_size > start + directory:
+            raise ValueError(f"member {name} reaches beyond the zip directory")
+        spans.append((start + local, data + member_size, name))
         if flags & 8:  # sizes and checksum follow the data
             f.seek(data + member_size)
             signed = f.read(4) == _DESCRIPTOR
@@ -108,6 +117,10 @@ def _read_entries(f: IO[bytes], start: int, size: int) -> dict[str, Entry]:
             raise ValueError(f"member {short} occurs twice")
         entries[short] = Entry(short, data, member_size, tuple(checksums))
         at += 46 + name_len + extra_len + comment_len
+    spans.sort()
+    for (_, end, one), (begin, _, other) in itertools.pairwise(spans):
+        if begin < end:
+            raise ValueError(f"members {one} and {other} overlap")
     return entries
 
 

@@ -93,6 +93,8 @@ def convert(
     model = models_on_disk.model_config(checkpoint)
     if to == "mamba_ssm":
         models_on_disk.mamba_ssm_config(model)  # refuses a Llama before any work
+    elif to == "megatron":
+        models_on_disk.require_unbounded_dt(checkpoint)
     ids: Mapping[str, int | None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     if tokenizer is not None:
         ids = models_on_disk.token_ids(tokenizer, model)
@@ -117,7 +119,8 @@ def convert(
         if to == "hf":
             _write_hf(tmp, checkpoint, model, views, ids, max_shard_bytes, report)
         elif to == "mamba_ssm":
-            config = models_on_disk.mamba_ssm_config(model)
+            limit = models_on_disk.dt_limit(checkpoint)
+            config = models_on_disk.mamba_ssm_config(model, limit)
             artifact.write_json(tmp / "config.json", config)
             mamba_ssm_writer.write_file(tmp, views, tied=model.tie_embeddings, progress=report)
         else:
@@ -127,7 +130,9 @@ def convert(
         if check:
             checking()
             found = parity.compare(
-                parity.logits(checkpoint, model), parity.logits(open_checkpoint(written), model)
+                parity.logits(checkpoint, model),
+                parity.logits(open_checkpoint(written), model),
+                source,
             )
             extra["max_logit_difference"] = found.max_difference
             if not found.agrees:
@@ -166,17 +171,11 @@ def _write_hf(
     ]
     config.dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}.get(main.dtype)
     if model.family == "mamba2":
-        limit = _dt_limit(checkpoint)
+        limit = models_on_disk.dt_limit(checkpoint)
         if limit is not None:
             config.time_step_limit = limit
         config.residual_in_fp32 = bool(checkpoint.config.get("residual_in_fp32", False))
     config.save_pretrained(tmp)
-
-
-def _dt_limit(checkpoint: Checkpoint) -> tuple[float, float] | None:
-    ssm = checkpoint.config.get("ssm_cfg")
-    limit = ssm.get("dt_limit") if isinstance(ssm, Mapping) else None
-    return None if limit is None else (float(limit[0]), float(limit[1]))
 
 
 def _write_megatron(

@@ -21,8 +21,8 @@ from gatewright.errors import UserError
 MASTER_PREFIX = "optimizer.state.fp32_param."
 """Names under which masters are listed, the same as in a Megatron checkpoint."""
 
-# What DeepSpeed writes beside the weights; names only, nothing of it is imported or called.
-_INERT = ("deepspeed.", "torch.", "numpy.", "collections.", "builtins.set", "argparse.Namespace")
+INERT = ("deepspeed.", "torch.", "numpy.", "collections.", "builtins.set", "argparse.Namespace")
+"""What DeepSpeed writes beside the weights; names only, nothing of it is imported or called."""
 _STATES = "_model_states.pt"
 _GATE_TENSORS = ("A_log", "dt_bias", "dt_proj.bias", "dt_proj_bias")
 _TAG_FILES = ("latest_universal", "latest")
@@ -80,7 +80,7 @@ def read_tensors(root: Path, prefix: str) -> dict[str, StoredTensor]:
     whole = root / f"mp_rank_00{_STATES}"
     if not whole.is_file():
         return _read_stage_3(root, prefix)
-    saved = torch_files.read_saved(whole, allowed_prefixes=_INERT)
+    saved = torch_files.read_saved(whole, allowed_prefixes=INERT)
     module = saved.get("module") if isinstance(saved, dict) else None
     if not isinstance(module, dict):
         raise UserError(f"{whole}: holds no `module` with the model's weights")
@@ -101,7 +101,7 @@ def is_master(tensor: StoredTensor) -> bool:
 
 def _read_stage_3(root: Path, prefix: str) -> dict[str, StoredTensor]:
     first = min(root.glob(f"zero_pp_rank_*{_STATES}"))
-    saved = torch_files.read_saved(first, allowed_prefixes=_INERT)
+    saved = torch_files.read_saved(first, allowed_prefixes=INERT)
     groups = saved.get("param_shapes") if isinstance(saved, dict) else None
     tensors = {}
     try:
@@ -117,7 +117,7 @@ def _read_stage_3(root: Path, prefix: str) -> dict[str, StoredTensor]:
 
 def _master(file: Path, name: str, shape: tuple[int, ...], prefix: str) -> StoredTensor:
     """Return the tensor in a `fp32.pt`, which may be stored flat, in its own shape."""
-    saved = torch_files.read_saved(file, allowed_prefixes=_INERT)
+    saved = torch_files.read_saved(file, allowed_prefixes=INERT)
     saved = saved.get("param") if isinstance(saved, dict) else saved
     if not isinstance(saved, torch_files.SavedTensor):
         raise UserError(f"{file}: holds no `param`")

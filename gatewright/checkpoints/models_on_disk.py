@@ -36,23 +36,72 @@ def model_config(checkpoint: Checkpoint) -> ModelConfig:
             raise UserError(f"{source}: model is incomplete ({e})") from e
     if "ssm_cfg" in config:
         return _of_mamba_ssm(config, source)
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    wrong = (StrictDataclassError, ValueError, OSError, LookupError, TypeError, AttributeError)
     try:
         parsed = AutoConfig.from_pretrained(checkpoint.root)
-    except (ValueError, OSError, KeyError) as e:
-        raise UserError(f"{source}: {str(e).splitlines()[0]}") from e
+    except (*wrong, ArithmeticError) as e:
+        said = " ".join(str(e).split())[:200]
+        raise UserError(f"{source}: {said}; mend it, or fetch it with the weights") from e
     return from_hf_config(parsed, source)
+
+
+def dt_limit(checkpoint: Checkpoint) -> tuple[float, float] | None:
+    """Return the bounds that a mamba_ssm configuration sets on dt; None if it sets none.
+
+    Raises:
+        UserError: `ssm_cfg.dt_limit` is not a pair of numbers in order.
+    """
+    ssm = checkpoint.config.get("ssm_cfg")
+    stated = ssm.get("dt_limit") if isinstance(ssm, Mapping) else None
+    if stated is None:
+        return None
+    try:
+        low, high = map(float, stated)
+        if not 0 <= low <= high:
+            raise ValueError
+    except (TypeError, ValueError) as e:
+        raise UserError(
+            f"{checkpoint.root / 'config.json'}: ssm_cfg.dt_limit {stated!r} is not a pair of "
+            "numbers [low, high]; mend it"
+        ) from e
+    return None if low == 0 and high == float("inf") else (low, high)
+
+
+def require_unbounded_dt(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint for Megatron-Core whose dt is clamped: its Mamba-2 has no bounds.
+
+    Raises:
+        UserError: `ssm_cfg.dt_limit` bounds dt.
+    """
+    limit = dt_limit(checkpoint)
+    if limit is not None:
+        raise UserError(
+            f"{checkpoint.root / 'config.json'}: ssm_cfg.dt_limit {list(limit)} bounds dt, which "
+            "Megatron-Core cannot; only [0, inf] can be trained (--to hf and --to mamba_ssm keep "
+            "the bounds)"
+        )
 
 
 def stated_facts(folder: Path) -> Mapping[str, Any]:
     """Return the `extra` of a checkpoint's manifest, or of the run's that an `iter_*` lies in.
 
     Empty where neither has a manifest.
+
+    Raises:
+        UserError: the manifest is damaged.
     """
     for place in (folder, folder.parent) if folder.name.startswith("iter_") else (folder,):
         if (place / artifact.MANIFEST).is_file():
-            return artifact.read_manifest(place).get("extra") or {}
+            facts = artifact.read_manifest(place).get("extra") or {}
+            if not isinstance(facts, dict):
+                raise UserError(
+                    f"{place / artifact.MANIFEST}: `extra` is not an object; make the folder "
+                    "again, or rename the file if it is another program's"
+                )
+            return facts
     return {}
 
 
@@ -129,12 +178,17 @@ def _of_mamba_ssm(config: Mapping[str, Any], source: str) -> ModelConfig:
             d_conv=int(ssm.get("d_conv", 4)),
             chunk_size=int(ssm.get("chunk_size", 256)),
         )
-    except (KeyError, TypeError, ValueError) as e:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as e:
         raise UserError(f"{source}: not a mamba_ssm configuration ({type(e).__name__}: {e})") from e
 
 
-def mamba_ssm_config(model: ModelConfig) -> dict[str, Any]:
+def mamba_ssm_config(
+    model: ModelConfig, dt_limit: tuple[float, float] | None = None
+) -> dict[str, Any]:
     """Return the config.json that mamba_ssm's MambaLMHeadModel reads.
+
+    Args:
+        dt_limit: bounds on dt, if any.
 
     Raises:
         UserError: the model is not a Mamba-2.
@@ -154,6 +208,7 @@ def mamba_ssm_config(model: ModelConfig) -> dict[str, Any]:
             "headdim": model.head_dim,
             "ngroups": model.ngroups,
             "chunk_size": model.chunk_size,
+            **({} if dt_limit is None else {"dt_limit": list(dt_limit)}),
         },
         "attn_layer_idx": [],
         "attn_cfg": {},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gatewright.checkpoints import deepspeed_zero, safetensors_files, torch_dist, torch_files
-from gatewright.checkpoints.storage import Checkpoint
+from gatewright.checkpoints.storage import Checkpoint, StoredTensor
 from gatewright.errors import UserError
 
 BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -20,8 +20,8 @@ def list_files(root: Path) -> tuple[str, ...]:
     """Return every file below `root`, links followed, as sorted relative paths.
 
     Raises:
-        UserError: a link that leads nowhere or round in a circle, or something that is
-            neither file nor folder.
+        UserError: a link that leads nowhere or round in a circle, something that is neither
+            file nor folder, or a name that is not UTF-8 (no manifest can state it).
     """
     return tuple(sorted(_walk(root, root, {os.path.realpath(root)})))
 
@@ -29,6 +29,10 @@ def list_files(root: Path) -> tuple[str, ...]:
 def _walk(root: Path, folder: Path, above: set[str]) -> Iterator[str]:
     for entry in os.scandir(folder):
         path = Path(entry.path)
+        try:
+            entry.name.encode()
+        except UnicodeEncodeError as e:
+            raise UserError(f"{os.fsencode(path)!r}: its name is not UTF-8; rename it") from e
         try:
             mode = path.stat().st_mode
         except OSError as e:
@@ -117,10 +121,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         return _folder(path, "huggingface", safetensors_files.read_folder(path, shards))
     bins = _bin_names(path)
     if bins:
-        stored = {}
-        for name in bins:
-            stored.update(torch_files.read_state_dict(path, name))
-        return _folder(path, "pytorch", stored)
+        return _folder(path, "pytorch", _read_bins(path, bins))
     zero = deepspeed_zero.find_root(path)
     if zero is not None:
         prefix = "" if zero == path else f"{zero.name}/"
@@ -165,3 +166,21 @@ def _bin_names(path: Path) -> list[str]:
     if (path / BIN_INDEX).is_file():
         return sorted(set(safetensors_files.read_index(path / BIN_INDEX).values()))
     return []
+
+
+def _read_bins(root: Path, shards: list[str]) -> dict[str, StoredTensor]:
+    """Return the tensors of all shards, each in one of them and in the one that the index says."""
+    stored: dict[str, StoredTensor] = {}
+    for shard in shards:
+        for name, tensor in torch_files.read_state_dict(root, shard).items():
+            if name in stored:
+                first = stored[name].pieces[0].file
+                raise UserError(f"{root}: {name} is in {first} and {shard}; fetch it again")
+            stored[name] = tensor
+    if shards != [BIN]:
+        for name, shard in safetensors_files.read_index(root / BIN_INDEX).items():
+            if name not in stored or stored[name].pieces[0].file != shard:
+                raise UserError(
+                    f"{root / BIN_INDEX}: says {name} is in {shard}, but it is not; fetch it again"
+                )
+    return stored

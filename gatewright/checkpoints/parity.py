@@ -7,8 +7,10 @@ import dataclasses
 import gc
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from gatewright.checkpoints.models_on_disk import dt_limit
 from gatewright.checkpoints.storage import Checkpoint
 from gatewright.checkpoints.views import hf_views
 from gatewright.errors import UserError
@@ -74,8 +76,8 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def compare(first: Any, second: Any) -> Parity:
-    """Return how far two models' logits are apart.
+def compare(first: Any, second: Any, source: Path) -> Parity:
+    """Return how far the logits of a model from `source` and of what it became are apart.
 
     Raises:
         UserError: one of them is not finite, so there is nothing to compare.
@@ -83,7 +85,10 @@ def compare(first: Any, second: Any) -> Parity:
     largest = max(float(first.abs().max()), float(second.abs().max()))
     difference = float((first - second).abs().max())
     if difference != difference or largest == float("inf"):
-        raise UserError("logits check: the model gives NaN or infinity on random tokens")
+        raise UserError(
+            f"{source}: its model gives NaN or infinity on random tokens, so nothing can be "
+            "compared; take another checkpoint, or write it as it is with --no-check"
+        )
     return Parity(difference, largest)
 
 
@@ -96,8 +101,11 @@ def _transformers_logits(checkpoint: Checkpoint, model: ModelConfig) -> Any:
     if checkpoint.format == "huggingface":
         built = AutoModelForCausalLM.from_pretrained(checkpoint.root, dtype=torch.float32)
     else:
+        config, limit = hf_config(model), dt_limit(checkpoint)
+        if limit is not None:
+            config.time_step_limit = limit
         with torch.device("meta"):
-            built = AutoModelForCausalLM.from_config(hf_config(model))
+            built = AutoModelForCausalLM.from_config(config)
         built = built.to_empty(device="cpu")
         if model.tie_embeddings:
             built.tie_weights()

@@ -9,6 +9,7 @@ never run (torch's own reader unpickles it, which would run whatever a stranger 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,6 +49,11 @@ class Box:
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
     blob: _Blob
+
+    def overlaps(self, other: Box) -> bool:
+        """Tell whether two boxes of one tensor have an element in common."""
+        axes = zip(self.offsets, self.shape, other.offsets, other.shape, strict=True)
+        return all(max(a, b) < min(a + n, b + m) for a, n, b, m in axes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +114,10 @@ def _blobs(storage_data: Mapping[Any, Any]) -> dict[tuple[str, tuple[int, ...]],
         place = index.state.get("offset")
         where = () if place is None else _size(place)
         blobs[str(index["fqn"]), where] = _Blob(file, offset, length)
+    spans = sorted((b.file, b.offset, b.offset + b.length, name) for (name, _), b in blobs.items())
+    for (file, _, end, one), (next_file, begin, _, other) in itertools.pairwise(spans):
+        if file == next_file and begin < end:
+            raise ValueError(f"{one} and {other} share bytes of {file}")
     return blobs
 
 
@@ -150,6 +160,12 @@ class Tensors(Mapping[str, StoredTensor]):
     def __getitem__(self, name: str) -> StoredTensor:
         if name not in self._opened:
             described = self.described[name]
+            for one, other in itertools.combinations(described.boxes, 2):
+                if one.overlaps(other):
+                    raise UserError(
+                        f"{self.root / METADATA}: two boxes of {name} overlap, at {one.offsets} "
+                        f"and {other.offsets}; copy it again"
+                    )
             pieces = tuple(self._piece(name, described, box) for box in described.boxes)
             self._opened[name] = StoredTensor(name, described.dtype, described.shape, pieces)
         return self._opened[name]

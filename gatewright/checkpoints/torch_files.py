@@ -46,6 +46,10 @@ class SavedTensor:
     start: int
     entry: Entry
 
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * dtypes.itemsize(self.dtype)
+
     def stored(self, name: str, file: str) -> StoredTensor:
         piece = Piece(file, self.start, (0,) * len(self.shape), self.shape, self.entry)
         return StoredTensor(name, self.dtype, self.shape, (piece,))
@@ -101,6 +105,11 @@ def read_saved(
         return _resolve(found, path, entries)
     except RecursionError as e:
         raise UserError(f"{path}: its pickle is nested too deeply for weights") from e
+    except (TypeError, ValueError, IndexError) as e:  # too few arguments, or of other types
+        raise UserError(
+            f"{path}: a tensor or mapping in it is not described as torch.save does "
+            f"({type(e).__name__}: {e}); fetch it again"
+        ) from e
 
 
 def _resolve(value: Any, path: Path, entries: dict[str, Entry]) -> Any:

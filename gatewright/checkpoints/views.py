@@ -87,9 +87,11 @@ def hf_views(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, View]:
     """Return every tensor of the Hugging Face model as a view of the checkpoint.
 
     Raises:
-        UserError: a tensor is missing or has another shape than the configuration says.
+        UserError: a tensor is missing or has another shape than the configuration says, or
+            the checkpoint holds weights that the configuration says nothing of.
     """
     views = {}
+    taken = set()
     for name, shape in hf_shapes(model).items():
         if checkpoint.format == "megatron":
             views[name] = _megatron_view(checkpoint, model, name, shape)
@@ -98,7 +100,28 @@ def hf_views(checkpoint: Checkpoint, model: ModelConfig) -> dict[str, View]:
             if stored not in checkpoint.tensors:  # mamba_ssm says `embedding`
                 stored = name.replace("backbone.embeddings.", "backbone.embedding.")
             views[name] = _whole(checkpoint, stored, shape)
+            taken.add(stored)
+    if checkpoint.format == "megatron":
+        taken = {tensor.name for tensor in megatron_tensors(views, model)}
+    left = [name for name in checkpoint.tensors if name not in taken and _is_weight(name, model)]
+    if left:
+        raise UserError(
+            f"{checkpoint.root}: holds {left[0]} and {len(left) - 1} other tensors that the model "
+            f"of config.json ({model.family}, {model.n_layers} layers) has no place for; "
+            "wrong config.json?"
+        )
     return views
+
+
+def _is_weight(name: str, model: ModelConfig) -> bool:
+    """Tell whether a model misses something without a stored tensor.
+
+    It does not without a tied output's copy, old Llamas' table of frequencies, or what
+    Megatron's optimizer keeps beside the weights.
+    """
+    if name.startswith("optimizer.") or name.endswith(("rotary_emb.inv_freq", "_extra_state")):
+        return False
+    return not (model.tie_embeddings and name == "lm_head.weight")
 
 
 def _expect(checkpoint: Checkpoint, name: str, shape: Sequence[int]) -> str:

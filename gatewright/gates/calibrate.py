@@ -19,11 +19,14 @@ import numpy as np
 
 from gatewright.checkpoints.models_on_disk import TOKENIZER_FILES
 from gatewright.errors import UserError
-from gatewright.gates.find import Gate, Gates, layer_of
+from gatewright.gates.find import Gate, Gates, layer_of, positive
+from gatewright.models import load_hf_model
 
 WINDOW_TOKENS = 512
 MAX_WINDOWS = 8
 UPDATE_TOKENS = 16
+MAX_CHARACTERS = 64 * WINDOW_TOKENS * MAX_WINDOWS
+_OTHER_CONFIG = "is config.json the one that belongs to the weights?"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,36 +61,50 @@ def measure(gates: Gates, text_file: Path, *, updates: bool = False) -> Measured
         )
     ids = _tokens(checkpoint.root, text_file)
     model = _load(checkpoint.root)
+    embedded = model.get_input_embeddings().num_embeddings
+    if int(ids.max()) >= embedded:
+        raise UserError(
+            f"{checkpoint.root}: its tokenizer answers token {int(ids.max())}, but the model "
+            f"embeds only {embedded}; fetch the tokenizer that belongs to it"
+        )
     modules = _gate_modules(model, gates)
     sums: dict[int, Any] = {g.layer: 0.0 for g in gates.gates}
     windows = _windows(ids, {g.n_heads for g in gates.gates})
     with torch.no_grad(), _recording(modules) as recorded:
         for window in windows:
             recorded.clear()
-            model(input_ids=window, use_cache=False)
+            with _explained(f"{checkpoint.root}: its model does not run", _OTHER_CONFIG):
+                model(input_ids=window, use_cache=False)
             for gate in gates.gates:
                 sums[gate.layer] = sums[gate.layer] + _step_sum(recorded, gate, gates, window)
         counted = sum(w.size(1) for w in windows)
-        dt = {layer: np.asarray(total) / counted for layer, total in sums.items()}
+        dt = {layer: positive(np.asarray(total) / counted) for layer, total in sums.items()}
+        for layer, mean in dt.items():
+            if not np.isfinite(mean).all():
+                raise UserError(
+                    f"{checkpoint.root}: on this text the steps of layer {layer} are not finite; "
+                    "leave --calibrate out, or fetch the checkpoint again"
+                )
         found = _updates(model, gates, windows[0], recorded) if updates else {}
     return Measured(dt, found, counted)
 
 
 def _tokens(root: Path, text_file: Path) -> Any:
     import torch
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     try:
-        text = Path(text_file).read_text(encoding="utf-8")
+        with open(text_file, encoding="utf-8") as f:
+            text = f.read(MAX_CHARACTERS)  # more than enough, however long the file is
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"--calibrate {text_file}: cannot be read as UTF-8 text ({e})") from e
     if not any((root / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{root}: --calibrate needs the model's tokenizer files beside its weights")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(root)
-    except (OSError, ValueError, KeyError) as e:
-        raise UserError(f"{root}: its tokenizer cannot be loaded ({e})") from e
-    ids = tokenizer(text[: 64 * WINDOW_TOKENS * MAX_WINDOWS])["input_ids"]
+    with _explained(f"{root}: transformers cannot read config.json", _OTHER_CONFIG):
+        AutoConfig.from_pretrained(root, trust_remote_code=False)  # the tokenizer's loader does too
+    with _explained(f"{root}: its tokenizer cannot be loaded", "fetch the tokenizer files again"):
+        tokenizer = AutoTokenizer.from_pretrained(root, trust_remote_code=False)
+    ids = tokenizer(text)["input_ids"]
     if len(ids) < 2 * UPDATE_TOKENS:
         raise UserError(f"--calibrate {text_file}: only {len(ids)} tokens; give a longer text")
     return torch.tensor(ids[: WINDOW_TOKENS * MAX_WINDOWS])
@@ -108,10 +125,29 @@ def _load(root: Path) -> Any:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    with _explained(f"{root}: transformers cannot load it", _OTHER_CONFIG):
+        return load_hf_model(
+            AutoModelForCausalLM,
+            root,
+            named=str(root),
+            dtype=torch.float32,
+            trust_remote_code=False,
+        ).eval()
+
+
+@contextlib.contextmanager
+def _explained(what: str, way_out: str) -> Iterator[None]:
+    """Say in one line why another library could not take what the checkpoint's files hold."""
+    from huggingface_hub.errors import StrictDataclassError
+
     try:
-        return AutoModelForCausalLM.from_pretrained(root, dtype=torch.float32).eval()
-    except (OSError, ValueError, KeyError, ImportError) as e:
-        raise UserError(f"{root}: transformers cannot load it ({str(e).splitlines()[0]})") from e
+        yield
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError),
+        *(ImportError, RuntimeError, ArithmeticError, StrictDataclassError),
+    ) as e:
+        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        raise UserError(f"{what} ({reason}); {way_out}") from e
 
 
 def _gate_modules(model: Any, gates: Gates) -> dict[int, Any]:

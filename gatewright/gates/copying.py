@@ -22,13 +22,14 @@ from gatewright import artifact
 from gatewright.checkpoints.storage import Checkpoint
 from gatewright.gates import marks
 from gatewright.gates.patching import BLOCK_BYTES, Patch
+from gatewright.gates.undo_record import UNDO
 from gatewright.gates.widening import widen_file
 
 _FICLONE = 0x40049409  # ioctl of Linux filesystems that can share blocks (btrfs, XFS)
 COPIES = 2
 """Files copied at once: one `copy_file_range` keeps one core busy."""
-UNDO = "gates-undo.json"
-"""Lies beside a checkpoint that was edited in place; it describes that folder, not a copy of it."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp")
+"""Endings of the files that may be hard-linked: the others are small, and people edit them."""
 _KERNEL_BYTES = 64 << 20  # copied by one system call
 
 
@@ -42,7 +43,7 @@ class Output:
     hashes: dict[str, str]
     """File -> hash or mark (see `marks`), filled as files are done."""
     widened: Callable[[str], Mapping[str, np.ndarray]] = lambda name: {}
-    """File -> gates that it shall hold in fp32 (see `widening`); such a file has no patches."""
+    """File -> its gates in their new types if it holds any to widen; such a file has no patches."""
 
 
 def write_copies(
@@ -57,7 +58,7 @@ def write_copies(
 
     Args:
         outputs: folders to fill (they exist and are empty); their `hashes` are filled too.
-        link: hard-link or reflink what the filesystem can share instead of copying it.
+        link: hard-link unchanged weights and reflink the rest where the filesystem can.
         whole_hashes: hash large files whole instead of marking them (see `marks`).
         progress: told the bytes of the source as they are done.
 
@@ -141,6 +142,9 @@ class _File:
             output.hashes[self.name] = own
         return mark
 
+    def _may_link(self, output: int) -> bool:
+        return not self._patches[output] and self.name.endswith(WEIGHTS)
+
     def _write(self, link: bool, progress: Callable[[int], None]) -> list[str | None]:
         """Write the file into every output; return the hashes of widened ones."""
         source = self._source
@@ -151,7 +155,7 @@ class _File:
             target.parent.mkdir(parents=True, exist_ok=True)
             if self._widened[i]:
                 hashes[i] = widen_file(source, target, self._widened[i], hashed=self._whole)
-            elif not (link and share(source, target, may_link=not self._patches[i])):
+            elif not (link and share(source, target, may_link=self._may_link(i))):
                 copied.append(target)
         if len(copied) == 1:
             _copy_one(source, copied[0], progress)

@@ -79,15 +79,18 @@ def dt_from_weights(dt_bias: Array, dt_limit: tuple[float, float] = UNLIMITED) -
 def alpha(A_log: Array, dt: Array) -> Array:
     """Return the decay per token, exp(-dt * exp(A_log)), in (0, 1)."""
     library = _library(A_log)
-    return library.exp(-dt * library.exp(A_log))  # type: ignore[no-any-return,operator]
+    with np.errstate(over="ignore"):  # a rate of inf is a decay of 0
+        return library.exp(-dt * library.exp(A_log))  # type: ignore[no-any-return,operator]
 
 
 def tau_from_dt(A_log: Array, dt: Array) -> Array:
     """Return the effective length tau = 1 / (dt * exp(A_log)) in tokens.
 
-    `dt` is the measured mean step of each head: "tau from data".
+    `dt` is the measured mean step of each head: "tau from data".  It is 0 or inf where the rate
+    is beyond what floats hold.
     """
-    return 1.0 / (dt * _library(A_log).exp(A_log))  # type: ignore[no-any-return,operator]
+    with np.errstate(over="ignore", divide="ignore"):
+        return 1.0 / (dt * _library(A_log).exp(A_log))  # type: ignore[no-any-return,operator]
 
 
 def tau_from_weights(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ SAFE_SCALES = (1 / 64, 64.0)
 _HELD_SCALES = (1e-30, 1e30)
 """Not even --force goes beyond: models compute the decay rate in fp32, where it must not be inf."""
 
+_NUMBER = re.compile(r"[0-9]{1,6}")
 TABLE_KEYS = ("scale", "offset", "tau")
 
 Dts = Mapping[int, np.ndarray]
@@ -49,6 +51,8 @@ class Edit:
     table_key: str = ""
     table: tuple[tuple[int, tuple[float, ...]], ...] = ()
     """For `table`: (layer, values) with one value, or one per head."""
+    table_dt: str = ""
+    """For `table` of tau: whether their dt came from `weights` or `data`, if that is stated."""
     layers: frozenset[int] | None = None
     """None means every layer."""
     heads: frozenset[int] | None = None
@@ -66,6 +70,13 @@ class Edit:
         else:
             assert self.kind == "table", self
             assert self.table_key in TABLE_KEYS, self
+
+    @property
+    def flag(self) -> str:
+        """What the user wrote, for messages."""
+        if self.kind == "table":
+            return "--from"
+        return f"--{self.kind.replace('_', '-')} {self.value:g}"
 
     @property
     def label(self) -> str:
@@ -92,41 +103,55 @@ def parse_selection(text: str, flag: str) -> frozenset[int]:
         UserError: anything else; `flag` is named.
     """
     chosen: set[int] = set()
+    shown = text if len(text) <= 60 else text[:60] + "..."
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UserError(f"{flag} {text!r}: write numbers and ranges, for example 0-7,12")
+        if not _NUMBER.fullmatch(first) or (dash and not _NUMBER.fullmatch(last)):
+            raise UserError(
+                f"{flag} {shown!r}: write numbers below 1,000,000 and ranges, for example 0-7,12"
+            )
         low, high = int(first), int(last or first)
-        if low > high or high > 1_000_000:
-            raise UserError(f"{flag} {text!r}: {part!r} is not a range")
+        if low > high:
+            raise UserError(f"{flag} {shown!r}: {part!r} is not a range")
         chosen.update(range(low, high + 1))
     return frozenset(chosen)
 
 
-def read_table(path: Path) -> tuple[str, tuple[tuple[int, tuple[float, ...]], ...]]:
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError(f"a name occurs twice among {', '.join(found)[:60]}")
+    return found
+
+
+def read_table(path: Path) -> Edit:
     """Read a value per head from JSON: `{"scale": {"0": [..], "3": 0.5}}`, by layer.
 
     The key says what the values are: `scale`, `offset` or `tau` (target tokens).  A layer's
     value is one number or one per head.  What `tools.show_gates --json` prints is accepted
-    too; its `tau` per head becomes the target.
+    too; its `tau` per head becomes the target, and its `dt_from` says which dt they hold for.
 
     Returns:
-        (key, rows) as `Edit.table_key` and `Edit.table` want them.
+        An edit of all layers and heads.
 
     Raises:
-        UserError: unreadable, or in none of these forms.
+        UserError: unreadable, or in none of these forms, or with a layer twice.
     """
     try:
-        parsed = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        parsed = json.loads(text, object_pairs_hook=_no_duplicates)
     except OSError as e:
         raise UserError(f"--from {path}: cannot be read ({e.strerror})") from e
     except (ValueError, RecursionError) as e:
         raise UserError(f"--from {path}: is not valid JSON ({e})") from e
     if isinstance(parsed, dict) and isinstance(parsed.get("layers"), list):
         try:
-            parsed = {"tau": {str(row["layer"]): row["tau"] for row in parsed["layers"]}}
+            rows = [(str(row["layer"]), row["tau"]) for row in parsed["layers"]]
+            parsed = {"tau": _no_duplicates(rows), "dt_from": parsed.get("dt_from")}
         except (TypeError, KeyError) as e:
             raise UserError(f"--from {path}: a layer lacks `layer` or `tau`") from e
+        except ValueError as e:
+            raise UserError(f"--from {path}: {e}") from e
     keys = [k for k in TABLE_KEYS if isinstance(parsed, dict) and k in parsed]
     if len(keys) != 1 or not isinstance(parsed[keys[0]], dict) or not parsed[keys[0]]:
         raise UserError(
@@ -134,19 +159,26 @@ def read_table(path: Path) -> tuple[str, tuple[tuple[int, tuple[float, ...]], ..
             '{"scale": {"0": [0.5, 1.0], "3": 2.0}}'
         )
     key = keys[0]
-    rows = []
+    table: dict[int, tuple[float, ...]] = {}
     for layer, values in parsed[key].items():
         values = values if isinstance(values, list) else [values]
         numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values)
-        if not str(layer).isdecimal() or not values or not numbers:
+        if not _NUMBER.fullmatch(layer):
+            raise UserError(f"--from {path}: {layer[:40]!r} is not the number of a layer")
+        if not values or not numbers:
             raise UserError(f"--from {path}: layer {layer!r} needs a number or a list of numbers")
+        if int(layer) in table:
+            raise UserError(f"--from {path}: layer {int(layer)} occurs twice; leave one out")
         values = [math.inf if abs(v) > sys.float_info.max else v for v in values]
         low = -math.inf if key == "offset" else 0.0
         if not all(math.isfinite(v) and v > low for v in values):
             wanted = "finite" if key == "offset" else "positive and finite"
             raise UserError(f"--from {path}: layer {layer}: each {key} must be {wanted}")
-        rows.append((int(layer), tuple(float(v) for v in values)))
-    return key, tuple(rows)
+        table[int(layer)] = tuple(float(v) for v in values)
+    dt_from = parsed.get("dt_from") if key == "tau" else None
+    if dt_from not in (None, "weights", "data"):
+        raise UserError(f"--from {path}: dt_from is {dt_from!r}; it must be weights or data")
+    return Edit("table", table_key=key, table=tuple(table.items()), table_dt=dt_from or "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,13 +197,17 @@ class Plan:
         Args:
             file: only tensors that have a part in this file.
         """
-        for gate in gates.gates:
-            offset = self.offsets[gate.layer]
-            if not offset.any():
-                continue
+        for gate in self._gates(gates):
             for tensor in (gate.A_log, *gate.masters):
                 if file is None or any(p.file == file for p in tensor.pieces):
                     yield tensor, self.edited(gates, gate, tensor)
+
+    def touched(self, gates: Gates) -> list[StoredTensor]:
+        """Return every tensor that the edit touches, masters included."""
+        return [t for gate in self._gates(gates) for t in (gate.A_log, *gate.masters)]
+
+    def _gates(self, gates: Gates) -> list[Gate]:
+        return [gate for gate in gates.gates if self.offsets[gate.layer].any()]
 
     def edited(
         self, gates: Gates, gate: Gate, tensor: StoredTensor, dtype: str | None = None
@@ -192,7 +228,8 @@ class Plan:
     def exact(self, gate: Gate, values: np.ndarray) -> np.ndarray:
         """Return float64 values plus the offsets, before any rounding."""
         rows = values.reshape(gate.n_heads, -1)
-        return (rows + self.offsets[gate.layer][:, None]).reshape(values.shape)
+        offset = self.offsets[gate.layer][:, None]
+        return np.where(offset == 0, rows, rows + offset).reshape(values.shape)
 
 
 def resolve(edit: Edit, gates: Gates, dts: Dts, *, force: bool = False) -> Plan:
@@ -205,6 +242,7 @@ def resolve(edit: Edit, gates: Gates, dts: Dts, *, force: bool = False) -> Plan:
     Raises:
         UserError: a layer or head that the checkpoint does not have, or an extreme scale.
     """
+    _compare_dt(edit, dts)
     selected = _selection(edit, gates)
     offsets = {g.layer: np.zeros(g.n_heads) for g in gates.gates}
     if edit.kind == "table":
@@ -223,7 +261,13 @@ def resolve(edit: Edit, gates: Gates, dts: Dts, *, force: bool = False) -> Plan:
         elif edit.kind == "offset":
             shift = edit.value
         else:
-            shift = math.log(_median_tau(gates, selected, dts) / edit.value)
+            median = _median_tau(gates, selected, dts)
+            if not 0 < median < math.inf:
+                raise UserError(
+                    f"{edit.flag}: the median tau of the selected heads is {median:g}, which no "
+                    "edit moves; select other --layers or --heads"
+                )
+            shift = math.log(median / edit.value)
         for layer, mask in selected.items():
             offsets[layer] = np.where(mask, shift, 0.0)
     low, high = (math.log(s) for s in SAFE_SCALES)
@@ -231,15 +275,33 @@ def resolve(edit: Edit, gates: Gates, dts: Dts, *, force: bool = False) -> Plan:
         worst = offset[np.argmax(np.abs(offset))]
         if not math.log(_HELD_SCALES[0]) <= worst <= math.log(_HELD_SCALES[1]):
             raise UserError(
-                f"layer {layer}: the edit adds {worst:.3g} to an A_log: a scale of the decay rate "
-                "beyond [1e-30, 1e30]; fp32 holds no such rate, choose a smaller edit"
+                f"{edit.flag}: adds {worst:.3g} to an A_log of layer {layer}, a scale of the decay "
+                "rate beyond [1e-30, 1e30]; fp32 holds no such rate, choose a smaller edit"
             )
         if not low <= worst <= high and not force:
+            way = "choose a smaller edit"
+            if edit.kind == "target_tau":
+                now = edit.value * math.exp(worst)
+                way = f"choose {now * SAFE_SCALES[0]:.3g} to {now * SAFE_SCALES[1]:.3g} tokens"
             raise UserError(
-                f"layer {layer}: the edit scales a decay rate by {math.exp(min(worst, 700)):.3g}, "
-                "outside [1/64, 64], where heads keep everything or nothing; --force does it anyway"
+                f"{edit.flag}: scales a decay rate of layer {layer} by {math.exp(worst):.3g}, "
+                f"outside [1/64, 64], where heads keep everything or nothing; {way}, or --force"
             )
     return Plan(edit, offsets)
+
+
+def _compare_dt(edit: Edit, dts: Dts) -> None:
+    """Refuse target tau that were read with another dt than the one that they would be set with."""
+    if edit.table_dt == "data" and not dts:
+        raise UserError(
+            "--from: its tau were measured on a text (dt_from: data); give --calibrate with that "
+            "text, or make the file with show_gates --json without --calibrate"
+        )
+    if edit.table_dt == "weights" and dts:
+        raise UserError(
+            "--calibrate: the tau in --from's file are from the weights (dt_from: weights); leave "
+            "--calibrate out, or make the file with show_gates --json --calibrate"
+        )
 
 
 def _selection(edit: Edit, gates: Gates) -> dict[int, np.ndarray]:
@@ -288,16 +350,18 @@ def _table_offsets(key: str, values: np.ndarray, gate: Gate, gates: Gates, dts: 
         return values
     if key == "scale":
         return np.log(values)
-    return np.log(np.median(gates.tau(gate, dts.get(gate.layer)), axis=1) / values)
+    with np.errstate(divide="ignore", over="ignore"):  # tau of 0 and inf are refused by the caller
+        return np.log(np.median(gates.tau(gate, dts.get(gate.layer)), axis=1) / values)
 
 
 def _median_tau(gates: Gates, selected: Mapping[int, np.ndarray], dts: Dts) -> float:
     """Return the median effective length over the selected gates of all layers, in tokens."""
-    taus = [
-        gates.tau(g, dts.get(g.layer))[selected[g.layer]].astype(np.float32).ravel()
-        for g in gates.gates
-        if selected[g.layer].any()
-    ]
+    with np.errstate(over="ignore"):
+        taus = [
+            gates.tau(g, dts.get(g.layer))[selected[g.layer]].astype(np.float32).ravel()
+            for g in gates.gates
+            if selected[g.layer].any()
+        ]
     if not taus:
         raise UserError("--layers and --heads select nothing")
     return float(np.median(np.concatenate(taus)))

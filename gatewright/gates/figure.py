@@ -5,6 +5,7 @@ Written by hand rather than with matplotlib, so that looking at a checkpoint cos
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from html import escape
 
@@ -20,6 +21,8 @@ _WIDTH, _HEIGHT = 860, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 640, 40, 370
 _HISTOGRAM = (665, 845)
 MAX_DOTS_PER_LAYER = 512
+DRAWN = (1e-6, 1e12)
+"""tau outside this range (in tokens), 0 and inf among them, are drawn at its ends."""
 BINS = 24
 
 
@@ -52,6 +55,11 @@ def tau_svg(
         checkpoints: (title, layers) each.
         dt_from: `weights` or `data`, said in the axis label.
     """
+    medians = [np.median(np.concatenate([x.tau for x in layers])) for _, layers in checkpoints]
+    checkpoints = [
+        (title, [dataclasses.replace(x, tau=np.clip(x.tau, *DRAWN)) for x in layers])
+        for title, layers in checkpoints
+    ]
     taus = [np.concatenate([x.tau for x in layers]) for _, layers in checkpoints]
     scale = _Scale(taus, [x.layer for _, layers in checkpoints for x in layers])
     parts = [
@@ -68,7 +76,7 @@ def tau_svg(
         parts += _bars(scale, counts[i], most, COLOURS[i])
         parts.append(
             f'<text x="{_LEFT + i * 285}" y="22" fill="{COLOURS[i]}">{escape(title[-24:])}: '
-            f"median {np.median(taus[i]):.3g}</text>"
+            f"median {medians[i]:.3g}</text>"
         )
     return "\n".join([*parts, "</svg>"]) + "\n"
 

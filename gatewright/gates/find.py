@@ -21,7 +21,7 @@ from gatewright.checkpoints import deepspeed_zero, dtypes
 from gatewright.checkpoints.opening import open_checkpoint
 from gatewright.checkpoints.storage import Checkpoint, StoredTensor
 from gatewright.errors import UserError
-from gatewright.gates import definitions
+from gatewright.gates import definitions, undo_record
 
 KINDS = {
     "per_head": "one gate per head: A_log (H,) with dt_bias (H,)",
@@ -40,6 +40,7 @@ KNOWN_MODEL_TYPES = {
 """model_type values whose decay was checked to be exp(-dt * exp(A_log))."""
 
 _CLAMPED_FROM_BELOW = {"nemotron_h", "zamba2"}  # they read time_step_min, not time_step_limit
+_NO_MODEL = {"training_args.bin", "optimizer.bin", "scheduler.bin", "sampler.bin"}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _OPTIMIZER = re.compile(r"^optimizer\.(?:\d+\.)?state\.(?:param|fp32_param)\.")
 
@@ -49,7 +50,7 @@ class Gate:
     """The gates of one layer.
 
     Raises:
-        UserError: from `values`, when a stored gate is not finite.
+        UserError: from `values` and `dt`, when what is stored is not finite.
     """
 
     layer: int
@@ -68,20 +69,32 @@ class Gate:
 
     def values(self, checkpoint: Checkpoint) -> np.ndarray:
         """Return A_log as float64 (H, M): M is 1 for one gate per head."""
-        values = checkpoint.read_float(self.A_log).reshape(self.n_heads, -1)
-        if not np.isfinite(values).all():
-            raise UserError(
-                f"{checkpoint.root}: {self.A_log.name} holds values that are not finite"
-            )
-        return values
+        return _finite(checkpoint, self.A_log).reshape(self.n_heads, -1)
 
     def dt(self, checkpoint: Checkpoint, dt_limit: tuple[float, float]) -> np.ndarray:
         """Return dt of a zero input as float64, broadcastable to `values`: (H, 1) or (H, M)."""
-        bias = checkpoint.read_float(self.bias)
-        bias = bias.reshape(self.n_heads, -1)
+        bias = _finite(checkpoint, self.bias).reshape(self.n_heads, -1)
         if self.kind == "per_head_state":  # (H, P) against A_log (H, P * N)
             bias = np.repeat(bias, self.A_log.shape[-1], axis=1)
-        return definitions.dt_from_weights(bias, dt_limit)
+        return positive(definitions.dt_from_weights(bias, dt_limit))
+
+
+def positive(dt: np.ndarray) -> np.ndarray:
+    """Return steps with those that underflowed to 0 as the smallest float64 above it.
+
+    softplus is never 0; and 0 times a rate that overflowed would be nan.
+    """
+    return np.maximum(dt, np.finfo(np.float64).smallest_subnormal)
+
+
+def _finite(checkpoint: Checkpoint, tensor: StoredTensor) -> np.ndarray:
+    values = checkpoint.read_float(tensor)
+    if not np.isfinite(values).all():
+        raise UserError(
+            f"{checkpoint.root}: {tensor.name} holds values that are not finite; fetch it again, "
+            "or take a checkpoint from before training diverged"
+        )
+    return values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +129,13 @@ def find_gates(source: Path | str | Checkpoint) -> Gates:
     """Return the gates of a checkpoint (a folder, or one that is open already).
 
     Raises:
-        UserError: the folder is no known checkpoint, or holds no gate; the message lists what
-            was looked for and found.
+        UserError: the folder is no known checkpoint, or holds no gate (the message lists what
+            was looked for and found), or an in-place edit of it was interrupted.
     """
+    if source == "":  # as a path it would mean the current folder
+        raise UserError("the checkpoint's path is empty; name its folder")
     checkpoint = source if isinstance(source, Checkpoint) else open_checkpoint(Path(source))
+    undo_record.refuse_half_edited(checkpoint.root)
     model_type = model_type_of(checkpoint.config)
     _refuse_bounded(checkpoint, model_type)
     names = [n for n in checkpoint.tensors if n == "A_log" or n.endswith(".A_log")]
@@ -148,6 +164,7 @@ def find_gates(source: Path | str | Checkpoint) -> Gates:
             f"model_type {model_type!r} is not among the {len(KNOWN_MODEL_TYPES)} checked ones; "
             f"its tensors look like {gates[0].kind} ({KINDS[gates[0].kind]})"
         )
+    warnings += _second_copies(checkpoint)
     if checkpoint.format in ("megatron", "deepspeed"):
         warnings += _unreachable_masters(checkpoint, gates)
     return Gates(
@@ -157,6 +174,27 @@ def find_gates(source: Path | str | Checkpoint) -> Gates:
         tuple(gates),
         tuple(warnings),
     )
+
+
+def _second_copies(checkpoint: Checkpoint) -> list[str]:
+    """Warn of weights beside the ones that count: a loader that prefers them finds old gates."""
+    if checkpoint.format not in ("huggingface", "pytorch"):
+        return []
+    chosen = {piece.file for t in checkpoint.tensors.values() for piece in t.pieces}
+    others = [
+        file
+        for file in checkpoint.files
+        if file.endswith((".safetensors", ".bin"))
+        and file not in chosen
+        and Path(file).name not in _NO_MODEL
+    ]
+    if not others:
+        return []
+    return [
+        f"{len(others)} more files of weights lie here and are not looked at: "
+        f"{', '.join(others[:4])}{', ...' if len(others) > 4 else ''}; a loader that reads "
+        f"them instead of {min(chosen)} finds the gates that they hold"
+    ]
 
 
 def _unreachable_masters(checkpoint: Checkpoint, gates: Sequence[Gate]) -> list[str]:
@@ -179,7 +217,7 @@ def model_type_of(config: Mapping[str, Any]) -> str:
     if "model_type" in config:
         return str(config["model_type"])
     if isinstance(config.get("ssm_cfg"), Mapping):
-        return {"Mamba2": "mamba2"}.get(config["ssm_cfg"].get("layer", "Mamba1"), "mamba")
+        return "mamba2" if config["ssm_cfg"].get("layer") == "Mamba2" else "mamba"
     model = config.get("model")
     if isinstance(model, Mapping) and "family" in model:
         return str(model["family"])
@@ -201,7 +239,7 @@ def dt_limit_of(config: Mapping[str, Any], model_type: str) -> tuple[float, floa
     try:
         # transformers 5 writes infinity as {"__float__": "Infinity"}
         low, high = (float(x["__float__"] if isinstance(x, Mapping) else x) for x in limit)
-    except (TypeError, ValueError, KeyError) as e:
+    except (TypeError, ValueError, KeyError, OverflowError) as e:
         raise UserError(f"config.json: time_step_limit {limit!r} is not a pair of numbers") from e
     if not 0 <= low < high:
         raise UserError(f"config.json: time_step_limit {limit!r} is not a range of step sizes")

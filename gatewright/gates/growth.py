@@ -23,8 +23,23 @@ if TYPE_CHECKING:
 LIMITS = {"float16": 65504.0, "bfloat16": 3.3895e38, "float32": 3.4028e38}
 """Largest finite value of each type."""
 
+MAX_CONTEXT = 1 << 40
+
 PRECISION = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 """Half the spacing of numbers just above 1: smaller updates, relative to the state, are lost."""
+
+
+def check_context(length: int) -> int:
+    """Return a context length if it is one.
+
+    Raises:
+        UserError: it is not positive, or beyond what counts tokens.
+    """
+    if not 0 < length <= MAX_CONTEXT:
+        raise UserError(
+            f"--context-length {str(length)[:40]}: give a number of tokens from 1 to {MAX_CONTEXT}"
+        )
+    return length
 
 
 def growth(alpha: np.ndarray, length: int) -> np.ndarray:
@@ -45,10 +60,9 @@ def warnings(plan: Plan, gates: Gates, context_length: int, measured: Measured |
     """Return what may go wrong with the states of edited heads over a context length.
 
     Raises:
-        UserError: the context length is not positive.
+        UserError: the context length is none.
     """
-    if context_length <= 0:
-        raise UserError(f"--context-length {context_length}: give a positive number of tokens")
+    check_context(context_length)
     kind = stored_type(gates.checkpoint.config)
     overflowing, stuck, heads = 0, 0, 0
     worst = 0.0

@@ -85,10 +85,11 @@ def known(root: Path, *, whole: bool) -> dict[str, str]:
         return {
             name: entry["sha256"]
             for name, entry in files.items()
-            if not (whole and str(entry["sha256"]).startswith(artifact.UNHASHED))
+            if isinstance(entry["sha256"], str)
+            and not (whole and entry["sha256"].startswith(artifact.UNHASHED))
             and (root / name).is_file()
             and (root / name).stat().st_size == entry["bytes"]
             and (root / name).stat().st_mtime_ns <= written
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}  # another program's, or damaged: then nothing is known

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
+from gatewright.checkpoints import deepspeed_zero, torch_files
 from gatewright.checkpoints.archives import Entry
 from gatewright.checkpoints.storage import Checkpoint, StoredTensor
+from gatewright.errors import UserError
 
 BLOCK_BYTES = 4 << 20
 
@@ -68,6 +70,36 @@ def patches_of(
     for patches in found.values():
         patches.sort(key=lambda p: p.start)
     return found
+
+
+def refuse_shared(checkpoint: Checkpoint, tensors: Iterable[StoredTensor]) -> None:
+    """Refuse to edit tensors whose bytes belong to another tensor too.
+
+    torch.save keeps tensors that are views of one storage as such.  The readers of the other
+    formats refuse tensors that overlap.
+
+    Raises:
+        UserError: an edit would change another tensor; both are named.
+    """
+    if checkpoint.format not in ("pytorch", "deepspeed"):
+        return
+    inert = deepspeed_zero.INERT if checkpoint.format == "deepspeed" else ()
+    saved: dict[str, list[tuple[str, int, int]]] = {}
+    for tensor in tensors:
+        for piece in tensor.pieces:
+            path = checkpoint.root / piece.file
+            if piece.file not in saved:
+                whole = torch_files.read_saved(path, allowed_prefixes=inert)
+                saved[piece.file] = [
+                    (name, t.start, t.start + t.nbytes) for name, t in torch_files.walk(whole)
+                ]
+            end = piece.start + tensor.nbytes
+            same = [n for n, a, b in saved[piece.file] if max(a, piece.start) < min(b, end)]
+            if len(same) > 1:  # the tensor itself is one of them
+                raise UserError(
+                    f"{path}: {same[0]} and {same[1]} share bytes, so editing one would change "
+                    "the other; clone() both and save the file again"
+                )
 
 
 def _differs(path: Path, patch: Patch) -> bool:

@@ -11,21 +11,21 @@ from gatewright.checkpoints import dtypes
 from gatewright.gates import definitions
 from gatewright.gates.edits import Dts, Plan
 from gatewright.gates.find import Gates
+from gatewright.gates.widening import widened_type
 
 
-def edit_report(
-    plan: Plan, gates: Gates, dts: Dts, *, store_as: str | None = None
-) -> dict[str, Any]:
+def edit_report(plan: Plan, gates: Gates, dts: Dts, *, fp32: bool = False) -> dict[str, Any]:
     """Return an edit's effect per layer and over all gates, as it is stored.
 
     Args:
         dts: measured dt by layer; empty to use softplus(dt_bias).
-        store_as: stored type of the edited A_log if it is not the checkpoint's own.
+        fp32: every A_log that is narrower is stored in fp32, edited or not.
 
     Returns:
         `tau_from` (`weights` or `data`), `median_tau_before`, `median_tau_after` (tokens),
-        `rounding` (stored type, median and largest relative error of the decay rate), and
-        `layers`, a row each: layer, heads, edited_heads, tau_before, tau_after (medians).
+        `rounding` (stored types, median and largest relative error of the decay rate), and
+        `layers`, a row each: layer, heads, edited_heads, stored_as, tau_before, tau_after
+        (medians).
     """
     rows: list[dict[str, Any]] = []
     before: list[np.ndarray] = []
@@ -33,7 +33,7 @@ def edit_report(
     errors: list[np.ndarray] = []
     stored_types = set()
     for gate in gates.gates:
-        stored = store_as or gate.A_log.dtype
+        stored = widened_type(gate.A_log) if fp32 else gate.A_log.dtype
         stored_types.add(stored)
         old = gate.values(gates.checkpoint)
         raw = plan.edited(gates, gate, gate.A_log, stored)
@@ -53,12 +53,14 @@ def edit_report(
                 "layer": gate.layer,
                 "heads": gate.n_heads,
                 "edited_heads": int(touched.sum()),
+                "stored_as": stored,
                 "tau_before": float(np.median(tau_old)),
                 "tau_after": float(np.median(tau_new)),
             }
         )
-        before.append(tau_old.astype(np.float32).ravel())
-        after.append(tau_new.astype(np.float32).ravel())
+        with np.errstate(over="ignore"):
+            before.append(tau_old.astype(np.float32).ravel())
+            after.append(tau_new.astype(np.float32).ravel())
     all_errors = np.concatenate(errors) if errors else np.zeros(1, np.float32)
     return {
         "tau_from": "data" if dts else "weights",

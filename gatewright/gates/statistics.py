@@ -7,6 +7,7 @@ the median tau of each and the median absolute change of alpha over heads.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from gatewright.gates import definitions
 from gatewright.gates.edits import Dts
 from gatewright.gates.find import Gate, Gates
 
+MAX_BINS = 64
 CONTEXTS = (4096, 16384, 65536)
 """Context lengths for which the share of longer-remembering heads is given by default."""
 
@@ -61,20 +63,36 @@ def _layer(gates: Gates, gate: Gate, measured: np.ndarray | None) -> LayerGates:
 def quantiles(values: np.ndarray) -> dict[str, float]:
     """Return minimum, quartiles, median and maximum."""
     names = ("min", "q25", "median", "q75", "max")
-    found = np.quantile(values, (0.0, 0.25, 0.5, 0.75, 1.0))
+    at = (0.0, 0.25, 0.5, 0.75, 1.0)
+    with np.errstate(invalid="ignore"):
+        found = np.quantile(values, at)
+    # Between inf and inf there is nothing to interpolate.
+    found = np.where(np.isnan(found), np.quantile(values, at, method="lower"), found)
     return dict(zip(names, map(float, found), strict=True))
 
 
 def histogram(tau: np.ndarray) -> list[dict[str, float]]:
-    """Return how many heads fall between successive powers of two of tau (in tokens)."""
-    low = int(np.floor(np.log2(tau.min())))
-    high = max(int(np.ceil(np.log2(tau.max()))), low + 1)
-    edges = np.exp2(np.arange(low, high + 1))
-    counts, _ = np.histogram(tau, bins=edges)
-    return [
-        {"from_tokens": float(a), "to_tokens": float(b), "heads": int(n)}
-        for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
-    ]
+    """Return how many heads fall between successive powers of two of tau (in tokens).
+
+    tau of exactly 0 or inf have rows of their own, with equal ends.  Empty rows are left out
+    where there would be more than `MAX_BINS`.
+    """
+    inside = tau[(tau > 0) & np.isfinite(tau)]
+    rows: list[tuple[float, float, int]] = [(0.0, 0.0, int((tau == 0).sum()))]
+    if inside.size:
+        low = int(np.floor(np.log2(inside.min())))
+        high = max(int(np.ceil(np.log2(inside.max()))), low + 1)
+        edges = np.array(
+            [math.ldexp(1.0, n) if n < 1024 else math.inf for n in range(low, high + 1)]
+        )
+        counts, _ = np.histogram(inside, bins=edges)
+        rows += [
+            (float(a), float(b), int(n))
+            for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
+            if n or counts.size <= MAX_BINS
+        ]
+    rows.append((math.inf, math.inf, int(np.isinf(tau).sum())))
+    return [{"from_tokens": a, "to_tokens": b, "heads": n} for a, b, n in rows if n or a != b]
 
 
 def summary(layers: Sequence[LayerGates], contexts: Sequence[int] = CONTEXTS) -> dict[str, Any]:

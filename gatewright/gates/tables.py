@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from gatewright.gates.statistics import CONTEXTS, LayerGates, summary
+from gatewright.gates.statistics import CONTEXTS, LayerGates, quantiles, summary
 
 
 def _tokens(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if 1000 <= value < 1e12 else f"{value:.3g}"
 
 
 def context_name(tokens: int) -> str:
@@ -30,7 +28,7 @@ def gates_table(
         + "".join(f" {b:>6}" for b in beyond)
     )
     for x in layers:
-        q = np.quantile(x.tau, (0.0, 0.25, 0.5, 0.75, 1.0))
+        q = list(quantiles(x.tau).values())
         shares = "".join(f" {(x.tau > c).mean():>6.1%}" for c in contexts)
         lines.append(
             f"{x.layer:>5} {x.tau.size:>6} {_tokens(q[0]):>10} {_tokens(q[1]):>10} "
@@ -47,7 +45,8 @@ def gates_table(
     most = max(b["heads"] for b in found["histogram"])
     for bin_ in found["histogram"]:
         bar = "#" * round(40 * bin_["heads"] / most)
-        edges = f"{_tokens(bin_['from_tokens'])} - {_tokens(bin_['to_tokens'])}"
+        low, high = _tokens(bin_["from_tokens"]), _tokens(bin_["to_tokens"])
+        edges = low if low == high else f"{low} - {high}"
         lines.append(f"  {edges:>22} {bin_['heads']:>6} {bar}")
     return "\n".join(lines)
 

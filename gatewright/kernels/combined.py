@@ -18,6 +18,7 @@ from gatewright.kernels.native import mixer as native_mixer
 from gatewright.kernels.native import norm as native_norm
 from gatewright.kernels.native import ssd as native_ssd
 from gatewright.kernels.norm import gated_rms_norm
+from gatewright.kernels.shapes import require
 from gatewright.kernels.ssd import ssd_scan
 from gatewright.kernels.ssd_torch import segments
 from gatewright.kernels.step import state_step
@@ -124,6 +125,9 @@ def mamba_split_conv1d_scan_combined(
 
     Returns:
         (b, l, d_inner or d_model), and the final states (b, h, p, n) when asked for.
+
+    Raises:
+        ValueError: shapes that do not fit together.
     """
     if D.dim() == 1 and headdim is None:
         raise ValueError("headdim is needed when D is per head")
@@ -132,6 +136,22 @@ def mamba_split_conv1d_scan_combined(
     assert p is not None
     d_inner, d_conv = h * p, conv1d_weight.shape[0]
     n = (d_conv - d_inner) // (2 * ngroups)
+    if h % ngroups or d_conv != d_inner + 2 * ngroups * n or n < 1:
+        raise ValueError(
+            f"mamba_split_conv1d_scan_combined: {ngroups} groups and {h} heads of {p} do not "
+            f"fit a convolution over {d_conv} channels"
+        )
+    b, l = zxbcdt.shape[:2]
+    require(
+        "mamba_split_conv1d_scan_combined",
+        zxbcdt=(zxbcdt, (b, l, d_inner + d_conv + h)),
+        conv1d_bias=(conv1d_bias, (d_conv,)),
+        dt_bias=(dt_bias, (h,)),
+        A=(A, (h,)),
+        rmsnorm_weight=(rmsnorm_weight, (d_inner,)),
+        seq_idx=(seq_idx, (b, l)),
+        initial_states=(initial_states, (b, h, p, n)),
+    )
     if zxbcdt.is_cuda and backend.active_backend() == "cuda":
         module = backend.cuda_module("mamba_ssm.ops.triton.ssd_combined")
         assert module is not None

@@ -12,6 +12,7 @@ from gatewright.kernels import backend
 from gatewright.kernels.native import ssd as native_ssd
 from gatewright.kernels.norm import silu_gate
 from gatewright.kernels.reference import discretize_dt
+from gatewright.kernels.shapes import require
 from gatewright.kernels.ssd_torch import segments, ssd_torch
 
 
@@ -61,13 +62,12 @@ def ssd_scan(
         )
     _check(x, dt, A, B, C)
     b, l, h, p = x.shape
-    for name, given, shape in (
-        ("z", z, (b, l, h, p)),
-        ("initial_states", initial_states, (b, h, p, B.shape[3])),
-        ("seq_idx", seq_idx, (b, l)),
-    ):
-        if given is not None and given.shape != shape:
-            raise ValueError(f"ssd_scan: {name} {tuple(given.shape)} is not {shape}")
+    require(
+        "ssd_scan",
+        z=(z, (b, l, h, p)),
+        initial_states=(initial_states, (b, h, p, B.shape[3])),
+        seq_idx=(seq_idx, (b, l)),
+    )
     acc = torch.float64 if x.dtype == torch.float64 else torch.float32
     step = discretize_dt(
         dt.to(acc), None if dt_bias is None else dt_bias.to(acc), dt_softplus, dt_limit

@@ -12,6 +12,7 @@ from gatewright.kernels import backend
 from gatewright.kernels.native import step as native
 from gatewright.kernels.native.ssd import rows
 from gatewright.kernels.reference import discretize_dt
+from gatewright.kernels.shapes import require
 
 
 @torch.no_grad()
@@ -32,9 +33,25 @@ def state_step(
 
     x (b, h, p), dt (b, h), A (h,), B and C (b, g, n), D (h,) or (h, p), z (b, h, p).  The cost
     does not depend on how many tokens came before.  For inference: no gradient is recorded.
+
+    Raises:
+        ValueError: shapes that do not fit together.
     """
     b, h, p, n = state.shape
     g = B.shape[1]
+    require(
+        "state_step",
+        x=(x, (b, h, p)),
+        dt=(dt, (b, h)),
+        A=(A, (h,)),
+        B=(B, (b, g, n)),
+        C=(C, (b, g, n)),
+        D=(D, (h,) if D is not None and D.dim() == 1 else (h, p)),
+        z=(z, (b, h, p)),
+        dt_bias=(dt_bias, (h,)),
+    )
+    if h % g:
+        raise ValueError(f"state_step: {g} groups do not divide {h} heads")
     acc = torch.float64 if state.dtype == torch.float64 else torch.float32
     bias = None if dt_bias is None else dt_bias.to(acc)
     step = discretize_dt(dt.to(acc), bias, dt_softplus, dt_limit)

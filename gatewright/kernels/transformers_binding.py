@@ -17,13 +17,13 @@ from __future__ import annotations
 import contextvars
 import functools
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gatewright.kernels import backend
+from gatewright.kernels.binding import Binding
 from gatewright.kernels.combined import mamba_split_conv1d_scan_combined
 from gatewright.kernels.conv import causal_conv1d, conv1d_step
 from gatewright.kernels.linear import linear
@@ -34,37 +34,6 @@ from gatewright.kernels.step import state_step
 
 _seq_idx: contextvars.ContextVar[Tensor | None] = contextvars.ContextVar("seq_idx", default=None)
 _active: Binding | None = None
-
-
-class Binding:
-    """What `bind_transformers` replaced; `undo()` or leaving a `with` block restores it."""
-
-    def __init__(self) -> None:
-        self._originals: list[tuple[type, str, Callable[..., Any]]] = []
-
-    def replace(self, owner: type, name: str, new: Callable[..., Any]) -> None:
-        self._originals.append((owner, name, owner.__dict__[name]))
-        setattr(owner, name, new)
-
-    def undo(self) -> None:
-        """Restore transformers' own methods; calling it again does nothing."""
-        global _active
-        while self._originals:
-            owner, name, original = self._originals.pop()
-            setattr(owner, name, original)
-        if _active is self:
-            _active = None
-
-    def __enter__(self) -> Binding:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.undo()
 
 
 def bind_transformers() -> Binding:
@@ -79,13 +48,18 @@ def bind_transformers() -> Binding:
         return _active
     from transformers.models.mamba2 import modeling_mamba2 as m
 
-    binding = Binding()
+    binding = Binding(_forget)
     binding.replace(m.Mamba2Mixer, "forward", _mixer_forward(m.Mamba2Mixer.forward))
     binding.replace(m.Mamba2RMSNorm, "forward", _norm_forward(m.Mamba2RMSNorm.forward))
     binding.replace(m.Mamba2ForCausalLM, "forward", _hold_seq_idx(m.Mamba2ForCausalLM.forward))
     binding.replace(m.Mamba2Model, "forward", _pass_seq_idx(m.Mamba2Model.forward))
     _active = binding
     return binding
+
+
+def _forget() -> None:
+    global _active
+    _active = None
 
 
 def _hold_seq_idx(original: Callable[..., Any]) -> Callable[..., Any]:

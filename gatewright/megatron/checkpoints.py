@@ -9,12 +9,14 @@ next start.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
+import pickle
 import queue
 import re
 import shutil
+import struct
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from gatewright.artifact import write_json
 from gatewright.errors import UserError
@@ -60,13 +63,22 @@ def latest(out: Path) -> Path | None:
     pointer = Path(out) / LATEST
     if not pointer.is_file():
         return None
-    folder = Path(out) / pointer.read_text().strip()
-    if not (folder / "metadata.json").is_file():
+    name = pointer.read_text(encoding="utf-8", errors="replace").strip()
+    folder = Path(out) / name
+    if not _NAME.fullmatch(name) or not (folder / "metadata.json").is_file():
         raise UserError(
-            f"{pointer}: names {folder.name}, which is missing or damaged; write the name of "
-            f"another checkpoint into it ({', '.join(p.name for p in complete(out)) or 'none'})"
+            f"{pointer}: names {name!r}, which is missing or damaged; {_others(folder)}"
         )
     return folder
+
+
+def _others(folder: Path) -> str:
+    """Say how to go on from another checkpoint of the same run."""
+    names = [p.name for p in complete(folder.parent) if p != folder]
+    return (
+        f"write the name of another checkpoint into {folder.parent / LATEST} "
+        f"(complete: {', '.join(names) or 'none'})"
+    )
 
 
 def _sync(path: Path) -> None:
@@ -214,16 +226,30 @@ class Saver:
         self._config = config
         self._description = description
         self._queue = AsyncCallsQueue() if config.asynchronous else None
-        _answer_through_a_local_queue(asynchronous=config.asynchronous)
+        self._in_flight: Path | None = None
 
     def save(
-        self, model: nn.Module, optimizer: Any, schedule: Any, step: int, consumed_samples: int
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        schedule: Any,
+        step: int,
+        consumed_samples: int,
+        *,
+        at_once: bool = False,
     ) -> None:
-        """Write `iter_<step>` (all processes call this together)."""
+        """Write `iter_<step>` (all processes call this together).
+
+        Args:
+            at_once: in this process even if saves are asynchronous; so is one that has to
+                make up for an asynchronous save that failed.
+        """
         from megatron.core import dist_checkpointing
 
-        self.finish(block=True)  # one save at a time
+        at_once = not self.finish(block=True) or at_once  # one save at a time
+        asynchronous = self._queue is not None and not at_once
         partial = self._partial_folder(step)
+        _answer_through_a_queue(asynchronous=asynchronous)
         with cpu.redirect():
             state = _state(model, optimizer, schedule, loading=False)
             state["rng"] = _rng_state()
@@ -234,12 +260,13 @@ class Saver:
                 state,
                 str(partial),
                 sharded_strategy=_save_strategy(),
-                async_sharded_save=self._config.asynchronous,
+                async_sharded_save=asynchronous,
             )
         if request is None or self._queue is None:
             self._publish(partial, step)
             return
         request.add_finalize_fn(lambda: self._publish(partial, step))
+        self._in_flight = partial
         with cpu.redirect():
             self._queue.schedule_async_request(request)
 
@@ -270,24 +297,45 @@ class Saver:
             prune(self._out, self._config)
         dist.barrier()
 
-    def finish(self, *, block: bool) -> None:
-        """Publish an asynchronous save that is done; wait for it if `block`."""
-        if self._queue is not None:
+    def finish(self, *, block: bool) -> bool:
+        """Publish an asynchronous save that is done; wait for it if `block`.
+
+        All processes call this together; without a save under way it costs nothing.
+
+        Returns:
+            False, after a warning, if its writer failed or was killed: nothing is kept of it.
+        """
+        if self._queue is None:
+            return True
+        try:
             with cpu.redirect():
                 self._queue.maybe_finalize_async_calls(blocking=block)
+        except CheckpointException as e:  # in every process
+            assert self._in_flight is not None
+            if distributed.is_main():
+                print(
+                    f"warning: writing {self._in_flight} failed ({_cause(e)}); "
+                    "the next checkpoint is written at once",
+                    file=sys.stderr,
+                )
+                shutil.rmtree(self._in_flight, ignore_errors=True)  # others may still write
+            return False
+        return True
 
     def close(self) -> None:
-        """Wait for the last save and stop the writer."""
-        self.finish(block=True)
+        """Stop the writer, after `finish`."""
         if self._queue is not None:
             self._queue.close()
 
 
-def _answer_through_a_local_queue(*, asynchronous: bool) -> None:
-    """Let writers report through a queue of this process or of its forks.
+def _answer_through_a_queue(*, asynchronous: bool) -> None:
+    """Give the next save's writer a new queue to report through: of forks, or of this process.
 
     Megatron starts a manager process for that, which imports the main module anew: seconds
-    at the first save, and a process left behind when the trainer is killed.
+    at the first save, and a process left behind when the trainer is killed. New for every
+    save, because a writer killed while it answered leaves its queue locked; and a save in this
+    process must not use a queue of forks: Megatron reads it without waiting, but a thread
+    fills it.
     """
     from megatron.core.dist_checkpointing.strategies import filesystem_async
 
@@ -323,7 +371,7 @@ def load(
         Optimizer steps done and sequences consumed.
 
     Raises:
-        UserError: the folder is no checkpoint, or of a model of other sizes.
+        UserError: the folder is no checkpoint, damaged, or of a model of other sizes.
     """
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.core import CheckpointingException
@@ -331,18 +379,23 @@ def load(
     folder = Path(folder)
     if not (folder / "metadata.json").is_file():
         raise UserError(f"{folder}: is no complete torch_dist checkpoint")
-    common = dist_checkpointing.load_common_state_dict(str(folder))
+    unreadable = (CheckpointException, CheckpointingException, *_UNREADABLE)
+    try:
+        common = dist_checkpointing.load_common_state_dict(str(folder))
+        step, consumed_samples = int(common["step"]), int(common["consumed_samples"])
+        same_layout = common["layout"] == _layout()
+    except unreadable as e:
+        raise UserError(f"{folder}: is damaged ({_cause(e)}); {_others(folder)}") from e
     with cpu.redirect():
         request = _state(model, optimizer, schedule, loading=True)
-        same_layout = common["layout"] == _layout()
         if optimizer is not None and same_layout:
             request["rng"] = _rng_state()
         try:
             state = dist_checkpointing.load(request, str(folder))
-        except (CheckpointingException, KeyError, ValueError, RuntimeError) as e:
+        except unreadable as e:
             raise UserError(
-                f"{folder}: cannot be loaded into this model ({_first_line(e)}); its sizes are "
-                f"in {folder / CONFIG}"
+                f"{folder}: is damaged, or not of this model ({_cause(e)}); its sizes are in "
+                f"{folder / CONFIG}; {_others(folder)}"
             ) from e
         model.load_state_dict(state["model"], strict=True)
         if optimizer is not None:
@@ -350,10 +403,26 @@ def load(
             schedule.load_state_dict(state["schedule"])
             if same_layout:
                 _restore_rng(state["rng"])
-    return int(common["step"]), int(common["consumed_samples"])
+    return step, consumed_samples
 
 
-def _first_line(error: Exception) -> str:
-    with contextlib.suppress(IndexError):
-        return str(error).strip().splitlines()[0][:200]
-    return type(error).__name__
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    struct.error,
+)
+"""What torch and Megatron raise at files whose bytes are not what they wrote."""
+
+
+def _cause(error: BaseException) -> str:
+    """Return one line of the first failure that an error stands for."""
+    while isinstance(error, CheckpointException) and error.failures:
+        error = next(iter(error.failures.values()))[0]
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -7,10 +7,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from gatewright.errors import UserError
 from gatewright.models import ModelConfig
+
+MAX_SAMPLES = 2**31 - 1
+"""Most sequences of one run; the index of more would not fit into memory."""
+
+
+def _refuse_outside(config: Any, flags: str, bounds: Mapping[str, tuple[str, bool]]) -> None:
+    """Refuse the first field whose value does not hold; NaN never does.
+
+    Args:
+        flags: what stands before the fields in their flags, `--train.`.
+        bounds: field -> what it must be, in words, and whether it is.
+    """
+    for name, (words, holds) in bounds.items():
+        if not holds:
+            flag = flags + name.replace("_", "-")
+            raise UserError(f"{flag} {getattr(config, name)}: must be {words}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,12 +155,31 @@ class TrainConfig:
     """Also report losses above this multiple of the running mean; 0 turns it off."""
 
     def __post_init__(self) -> None:
-        positive = ("steps", "seq_len_tokens", "global_batch_sequences", "micro_batch_sequences")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise UserError(f"--train.{name.replace('_', '-')}: must be at least 1")
-        if not 0 <= self.min_lr <= self.lr:
-            raise UserError(f"--train.min-lr {self.min_lr}: must lie between 0 and lr {self.lr}")
+        counts = ("steps", "seq_len_tokens", "global_batch_sequences", "micro_batch_sequences")
+        inf, beta = math.inf, "at least 0 and below 1"
+        _refuse_outside(
+            self,
+            "--train.",
+            {
+                **{name: ("at least 1", getattr(self, name) >= 1) for name in counts},
+                "lr": ("finite and not below 0", 0 <= self.lr < inf),
+                "min_lr": (f"between 0 and lr {self.lr}", 0 <= self.min_lr <= self.lr),
+                "lr_warmup_steps": ("at least 0", self.lr_warmup_steps >= 0),
+                "weight_decay": ("finite and not below 0", 0 <= self.weight_decay < inf),
+                "adam_beta1": (beta, 0 <= self.adam_beta1 < 1),
+                "adam_beta2": (beta, 0 <= self.adam_beta2 < 1),
+                "adam_eps": ("finite and above 0", 0 < self.adam_eps < inf),
+                "clip_grad_norm": ("above 0; inf turns it off", self.clip_grad_norm > 0),
+                "init_std": ("finite and above 0", 0 < self.init_std < inf),
+                "seed": ("at least 0 and below 2^31", 0 <= self.seed < 2**31),
+                "spike_factor": ("finite and not below 0", 0 <= self.spike_factor < inf),
+            },
+        )
+        if self.samples > MAX_SAMPLES:
+            raise UserError(
+                f"--train.steps {self.steps}: with {self.global_batch_sequences} sequences each, "
+                f"that is more than the {MAX_SAMPLES} sequences of the longest run"
+            )
         if self.lr_warmup_steps >= self.steps:
             raise UserError(
                 f"--train.lr-warmup-steps {self.lr_warmup_steps}: must be below "
@@ -188,10 +224,15 @@ class CheckpointConfig:
     """Write in a forked process while training goes on."""
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1:
-            raise UserError("--checkpoint.every-steps: must be at least 1")
-        if self.keep_last < 1:
-            raise UserError("--checkpoint.keep-last: must be at least 1")
+        _refuse_outside(
+            self,
+            "--checkpoint.",
+            {
+                "every_steps": ("at least 1", self.every_steps >= 1),
+                "keep_last": ("at least 1", self.keep_last >= 1),
+                "keep_every_steps": ("at least 0", self.keep_every_steps >= 0),
+            },
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +245,16 @@ class LogConfig:
     """Write gate statistics (Mamba-2 only) every this many steps; 0 turns it off."""
     tensorboard: bool = True
     """Also write TensorBoard events."""
+
+    def __post_init__(self) -> None:
+        _refuse_outside(
+            self,
+            "--log.",
+            {
+                "every_steps": ("at least 1", self.every_steps >= 1),
+                "gates_every_steps": ("at least 0", self.gates_every_steps >= 0),
+            },
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +276,14 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         if not math.isfinite(self.init_gate_offset):
             raise UserError(f"--init-gate-offset {self.init_gate_offset}: must be finite")
+        minutes = self.exit_duration_minutes
+        if minutes is not None and not minutes >= 0:
+            raise UserError(f"--exit-duration-minutes {minutes}: must be at least 0")
+        if self.train.seq_len_tokens > self.model.max_seq_len_tokens:
+            raise UserError(
+                f"--train.seq-len-tokens {self.train.seq_len_tokens}: is above "
+                f"--model.max-seq-len-tokens {self.model.max_seq_len_tokens}; raise that"
+            )
         if self.train.reset_at_documents and self.parallel.context > 1:
             raise UserError(
                 "--train.reset-at-documents: a sequence of packed documents cannot be split over "

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +56,22 @@ class LossHealth:
         weight = 1 / min(self._steps, _MEMORY_STEPS)
         self._mean += weight * (loss - self._mean)
         return None
+
+    def replay(self, rows: Iterable[Mapping[str, Any]], until_step: int) -> None:
+        """Judge the losses that a run wrote down, each for the steps since the one before.
+
+        Args:
+            rows: lines of metrics.jsonl, in order.
+            until_step: the last step that counts.
+        """
+        done = 0
+        for row in rows:
+            if row["step"] > until_step:
+                return
+            for _ in range(row["step"] - done):
+                if self.judge(row["loss"], row["grad_norm"]) is not None:
+                    break  # of one step, not of all those that were not written down
+            done = row["step"]
 
 
 def record(

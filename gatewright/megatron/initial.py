@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -49,7 +50,9 @@ def check(folder: Path, model: ModelConfig, tokenizer: Path) -> None:
         if found not in ("pretrain", "hf-model", "mamba_ssm-model"):
             raise UserError(f"{FLAG} {folder}: is a folder of kind {found}, which holds no model")
         artifact.require_whole(folder, FLAG, (".safetensors", ".bin", ".distcp"))
-    theirs = dataclasses.asdict(models_on_disk.model_config(open_checkpoint(folder)))
+    opened = open_checkpoint(folder)
+    theirs = dataclasses.asdict(models_on_disk.model_config(opened))
+    models_on_disk.require_unbounded_dt(opened)
     for name, value in dataclasses.asdict(model).items():
         if theirs[name] == value or name in _NOT_COMPARED[model.family]:
             continue
@@ -70,19 +73,45 @@ def load_weights(folder: Path, out: Path, model: nn.Module, optimizer: Any) -> N
 
     Args:
         optimizer: its master weights are set to what was loaded.
+
+    Raises:
+        UserError: the folder could not be converted, or a weight is not finite; in every
+            process.
     """
     source, converted = resolve_run(Path(folder)), Path(out) / _CONVERTED
     foreign = open_checkpoint(source).format != "megatron"
     if foreign:
-        if distributed.is_main():
-            from gatewright.checkpoints.convert import convert
-
-            shutil.rmtree(converted, ignore_errors=True)  # of a start that was killed here
-            source = convert(source, "megatron", converted, check=False).folder
-        dist.barrier()
+        _convert(source, converted)
         source = resolve_run(converted)
     checkpoints.load(source, model)
-    optimizer.reload_model_params()
     dist.barrier()
     if foreign and distributed.is_main():
         shutil.rmtree(converted)
+    _require_finite(folder, model)
+    optimizer.reload_model_params()
+
+
+def _require_finite(folder: Path, model: nn.Module) -> None:
+    names = [n for n, p in model.named_parameters() if not bool(torch.isfinite(p).all())]
+    found: list[list[str]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(found, names)
+    if bad := [name for names in found for name in names]:
+        raise UserError(
+            f"{FLAG} {folder}: {bad[0]} holds values that are not finite; take another checkpoint"
+        )
+
+
+def _convert(source: Path, target: Path) -> None:
+    """Convert in the main process; where it fails, every process stops instead of waiting."""
+    from gatewright.checkpoints.convert import convert
+
+    failures: list[str | None] = [None]
+    if distributed.is_main():
+        try:
+            shutil.rmtree(target, ignore_errors=True)  # of a start that was killed here
+            convert(source, "megatron", target, check=False)
+        except (OSError, UserError) as error:
+            failures = [str(error)]
+    dist.broadcast_object_list(failures, src=0)
+    if failures[0] is not None:
+        raise UserError(f"{FLAG} {source}: {failures[0]}")

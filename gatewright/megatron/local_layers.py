@@ -17,18 +17,22 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor, nn
 
 from gatewright import kernels
+from gatewright.kernels.binding import Binding
+
+_active: Binding | None = None
 
 
-def bind_kernels() -> None:
-    """Let Megatron's linear layers and its SwiGLU use our kernels.  Idempotent.
+def bind_kernels() -> Binding:
+    """Let Megatron's linear layers and its SwiGLU use our kernels from now on; idempotent.
 
     Products of linear layers are most of a small model's training step; those whose inputs or
-    gradients travel between processes stay Megatron's.
+    gradients travel between processes stay Megatron's.  The binding's `undo()` gives Megatron
+    its own functions back.
     """
-    mlp.bias_swiglu_impl = _swiglu
+    global _active
+    if _active is not None:
+        return _active
     theirs = layers.linear_with_grad_accumulation_and_async_allreduce
-    if getattr(theirs, "is_ours", False):
-        return
 
     @functools.wraps(theirs)
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
@@ -38,8 +42,15 @@ def bind_kernels() -> None:
             return theirs(input=input, weight=weight, bias=bias, **options)
         return kernels.linear(input, weight)
 
-    linear.is_ours = True  # type: ignore[attr-defined]
-    layers.linear_with_grad_accumulation_and_async_allreduce = linear
+    _active = Binding(_forget)
+    _active.replace(mlp, "bias_swiglu_impl", _swiglu)
+    _active.replace(layers, "linear_with_grad_accumulation_and_async_allreduce", linear)
+    return _active
+
+
+def _forget() -> None:
+    global _active
+    _active = None
 
 
 def _swiglu(joint: Tensor, bias: Tensor | None, *_: Any) -> Tensor:

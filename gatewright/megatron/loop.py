@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,11 +63,12 @@ def train(
         with run:
             while run.step < config.train.steps:
                 found = run.forward_backward()
-                trouble = run.examine(found)
+                found, trouble = run.examine(found)
                 if trouble == "not_finite" and config.train.on_bad_loss == "stop":
                     return Outcome(run.step, finished=False, reason=BAD_LOSS)
                 lr = run.update_weights(found, skip=trouble == "not_finite")
                 run.write_down(found, lr)
+                run.publish()
                 reason = requests.reason()
                 last = run.step == config.train.steps
                 if reason or last or run.step % config.checkpoint.every_steps == 0:
@@ -142,6 +144,8 @@ class Run:
             eod_id=self.corpus.eod_id,
         )
         self._health = health.LossHealth(self.config.train.spike_factor)
+        if found is not None and self.config.train.spike_factor:
+            self._recall_losses()
         self._gates: telemetry.GateTelemetry | None = None
         self.gate_metrics: dict[str, float] = {}
         if self.config.model.family == "mamba2" and self.config.log.gates_every_steps:
@@ -168,10 +172,23 @@ class Run:
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
+            if not self._saver.finish(block=True):
+                self.save(at_once=True)
             self._saver.close()
+        elif dist.get_world_size() == 1:  # other processes may not be here to agree
+            self._saver.finish(block=False)
         self._bar.close()
         if self._log is not None:
             self._log.close()
+
+    def _recall_losses(self) -> None:
+        """Go on judging losses by those that the run wrote down before it was cut short."""
+        state = [self._health]
+        path = self.out / "metrics.jsonl"
+        if distributed.is_main() and path.is_file():
+            self._health.replay(runlog.read_metrics(path), self.step)
+        dist.broadcast_object_list(state, src=0)  # processes must judge alike
+        self._health = state[0]
 
     def forward_backward(self) -> Found:
         """Accumulate the gradients of the step's microbatches over all processes."""
@@ -201,15 +218,16 @@ class Run:
         self.gate_metrics = {} if gates is None else gates.report()
         return Found(mean_loss(losses), norm)
 
-    def examine(self, found: Found) -> str | None:
-        """Return what is wrong with a step, after writing down the documents it saw.
+    def examine(self, found: Found) -> tuple[Found, str | None]:
+        """Return what a step found and what is wrong with it, its documents written down.
 
         A suspicious step is run once more on the same batch, as Megatron's rerun machine
         does: what repeats is the data's or the model's doing, what does not is the hardware's.
+        The gradients are then those of the second pass, so what it found counts.
         """
         kind = self._health.judge(found.loss, found.grad_norm)
         if kind is None:
-            return None
+            return found, None
         self._batches.seek(self.consumed_samples)
         again = self.forward_backward()
         same = repr((again.loss, again.grad_norm)) == repr((found.loss, found.grad_norm))
@@ -223,7 +241,10 @@ class Run:
                 trouble=health.Trouble(kind, reproduced=same),
                 documents=data.documents_of(self.dataset, range(self.consumed_samples, end)),
             )
-        return kind
+        if not same:
+            finite = math.isfinite(again.loss) and math.isfinite(again.grad_norm)
+            kind = None if finite else "not_finite"
+        return again, kind
 
     def update_weights(self, found: Found, *, skip: bool = False) -> float:
         """Clip and take an optimizer step; `skip` passes the batch by.  Returns the rate."""
@@ -262,13 +283,23 @@ class Run:
             )
             self._clock, self._clock_step = now, self.step
 
-    def save(self) -> None:
-        """Write a checkpoint of this step."""
+    def publish(self) -> None:
+        """Publish an asynchronous save once it is written, or make up for one that failed."""
+        if not self._saver.finish(block=False):
+            self.save(at_once=True)
+
+    def save(self, *, at_once: bool = False) -> None:
+        """Write a checkpoint of this step; `at_once` in this process, whatever the flags say."""
         gathers_late = self.config.parallel.overlap
         if gathers_late:  # parameters arrive with the next forward pass; fetch them now
             self.wrapped.disable_forward_pre_hook(param_sync=True)
         self._saver.save(
-            self.model, self.optimizer, self.schedule, self.step, self.consumed_samples
+            self.model,
+            self.optimizer,
+            self.schedule,
+            self.step,
+            self.consumed_samples,
+            at_once=at_once,
         )
         if gathers_late:
             self.wrapped.enable_forward_pre_hook()

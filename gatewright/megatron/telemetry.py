@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gatewright import gates
 from gatewright.artifact import write_json
+from gatewright.errors import UserError
 from gatewright.megatron import distributed
 
 INITIAL = "gates_at_start.json"
@@ -29,6 +30,9 @@ class GateTelemetry:
     Args:
         out: the run's folder; the gates at step 0 are kept there to measure drift from.
         fresh: the model has just been initialised.
+
+    Raises:
+        UserError: the file with the gates at step 0 is damaged.
     """
 
     def __init__(self, model: nn.Module, out: Path, *, fresh: bool) -> None:
@@ -41,8 +45,16 @@ class GateTelemetry:
             if distributed.is_main():
                 write_json(path, {n: [w.tolist() for w in ws] for n, ws in now.items()})
             dist.barrier()
-        kept = json.loads(path.read_text()) if path.is_file() else {}
-        self._start = {int(n): [torch.tensor(w) for w in ws] for n, ws in kept.items()}
+        try:
+            kept = json.loads(path.read_text()) if path.is_file() else {}
+            self._start = {
+                int(n): [torch.tensor(A_log), torch.tensor(dt_bias)]
+                for n, (A_log, dt_bias) in kept.items()
+            }
+        except (ValueError, TypeError, AttributeError, RecursionError) as e:
+            raise UserError(
+                f"{path}: is damaged ({e}); restore it, or remove it and do without alpha_drift"
+            ) from e
 
     @staticmethod
     def _weights(mixer: nn.Module) -> list[Tensor]:

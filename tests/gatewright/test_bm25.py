@@ -77,6 +77,10 @@ def test_ties_keep_document_order() -> None:
 
 
 def test_no_documents_are_refused() -> None:
-    for nothing in ([], [[]]):
-        with pytest.raises(ValueError, match="at least one"):
-            bm25.BM25(nothing)
+    with pytest.raises(ValueError, match="at least one"):
+        bm25.BM25([])
+
+
+def test_documents_without_a_word_tie() -> None:
+    index = bm25.BM25([[], []])
+    assert index.scores(["alpha"]).tolist() == [0, 0]

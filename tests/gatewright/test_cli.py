@@ -16,6 +16,8 @@ class Train:
     steps: int = 10
     """Steps to run."""
     fast: bool = False
+    warmup: int | None = None
+    lr: float | None = None
 
     def __post_init__(self) -> None:
         if self.steps <= 0:
@@ -35,7 +37,7 @@ def parse(*argv: str) -> Args:
 
 
 def test_a_list_of_numbers_keeps_its_order() -> None:
-    assert cli.numbers("--k", " 8, 1,8,", int) == [8, 1, 8]
+    assert cli.numbers("--k", " 8, 1,8", int) == [8, 1, 8]
     assert cli.numbers("--x", "0.5,-1", float) == [0.5, -1.0]
 
 
@@ -48,11 +50,16 @@ def test_a_list_of_numbers_keeps_its_order() -> None:
         ("1,1.5", int, "--k 1,1.5: '1.5' is not a whole number; give whole numbers"),
         ("8,0", int, "--k 8,0: each must be at least 1"),
         ("nan", float, "--k nan: each must be at least 1"),
+        ("8,99", int, "--k 8,99: each must be at most 90"),
+        ("1,,", int, "--k 1,,: '' is not a whole number"),
+        ("1_0", int, "--k 1_0: '1_0' is not a whole number"),
+        ("1_0", float, "--k 1_0: '1_0' is not a number"),
+        ("9" * 5000, int, f"--k {'9' * 5000}: '{'9' * 5000}' is not a whole number"),
     ],
 )
 def test_a_list_of_numbers_is_checked(text: str, kind: type, message: str) -> None:
     with pytest.raises(UserError, match="^" + re.escape(message)):
-        cli.numbers("--k", text, kind, least=1)
+        cli.numbers("--k", text, kind, least=1, most=90)
 
 
 def test_dotted_flags_and_switches() -> None:
@@ -73,6 +80,11 @@ def test_dotted_flags_and_switches() -> None:
         (["c", "--data", "d", "extra"], "unexpected argument 'extra'"),
         (["c", "--data", "d", "--train.steps", "0"], "--train.steps 0: give a positive"),
         (["c", "--data"], "--data"),
+        (
+            ["c", "--data", "d", "--train.warmup", "a.c"],
+            "^--train.warmup: 'a.c' is no whole number;",
+        ),
+        (["c", "--data", "d", "--train.lr", ""], "^--train.lr: '' is no number;"),
     ],
 )
 def test_mistakes_are_one_line(argv: list[str], message: str) -> None:
@@ -88,6 +100,20 @@ def test_run_turns_user_errors_into_exit_code_2(capsys: pytest.CaptureFixture[st
     err = capsys.readouterr().err
     assert err.startswith("error: unknown flag --dta (did you mean '--data'?)")
     assert err.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line_wherever_it_is_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(args: Args) -> None:
+        Path("/dev/full").write_text("half")
+
+    with pytest.raises(SystemExit) as stop:
+        cli.run(main, Args, prog="python -m demo", argv=["c", "--data", "d"])
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: writing: No space left on device; make room, then give the command again\n"
+    )
 
 
 def test_a_wrong_choice_is_said_once() -> None:

@@ -1,7 +1,9 @@
+from pathlib import Path
+
 import pytest
 
 from gatewright.errors import UserError
-from gatewright.models import ModelConfig, from_hf_config, hf_config
+from gatewright.models import ModelConfig, from_hf_config, hf_config, load_hf_model
 
 SMALL = [
     ModelConfig("mamba2", 1000, 64, 2, d_state=16, head_dim=16),
@@ -38,3 +40,18 @@ def test_a_bound_on_dt_that_would_be_lost_is_refused() -> None:
     bounded.time_step_limit = (0.001, 0.1)
     with pytest.raises(UserError, match=r"my-model: time_step_limit \[0.001, 0.1\]"):
         from_hf_config(bounded, "my-model")
+
+
+@pytest.mark.parametrize("config", [c for c in SMALL if c.tie_embeddings])
+def test_tied_embeddings_are_no_missing_weight(config: ModelConfig, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(hf_config(config))
+    model.save_pretrained(tmp_path)
+    loaded = load_hf_model(AutoModelForCausalLM, tmp_path)
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    assert loaded.get_input_embeddings().weight.equal(model.get_input_embeddings().weight)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(UserError, match=f"--model {tmp_path}: transformers cannot load it"):
+        load_hf_model(AutoModelForCausalLM, tmp_path)

@@ -65,3 +65,13 @@ def test_inverses(target: float) -> None:
     assert math.isinf(recall_law.state_size_for(target, 16, width * 0.99, 1.25, b))
     with pytest.raises(ValueError, match="strictly"):
         recall_law.facts_at(1.0, 8, 8, 1, b)
+
+
+def test_mqar_writes_as_many_pairs_as_theorem_4_2_counts_at_any_length() -> None:
+    for length in (64, 128):
+        # The theorem's mean over the queries' places t = 2 F .. L of F / 2 + t / 4.
+        mean = sum(16 / 2 + t / 4 for t in range(32, length)) / (length - 32) / 16
+        found = recall_law.pairs_per_fact("linear", "mqar", 16, length)
+        assert found == pytest.approx(mean, abs=0.01)
+    assert recall_law.pairs_per_fact("full", "mqar", 16, 64) == 0.625
+    assert recall_law.pairs_per_fact("linear", "ar", 16, 33) == 1

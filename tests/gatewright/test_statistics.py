@@ -1,9 +1,11 @@
 """Permutation, Fisher, bootstrap and lines against enumeration and known values."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from gatewright import statistics
 
@@ -68,6 +70,25 @@ def test_students_interval_is_the_textbooks() -> None:
         statistics.student_interval([])
 
 
+@pytest.mark.parametrize("shift", [-0.01, 0.01])
+def test_students_test_is_the_intervals(shift: float) -> None:
+    values = [1.0, 2.0, 3.0]
+    edge = statistics.student_interval(values).low  # moved by it, 0 is on the interval's bound
+    moved = [v - edge + shift for v in values]
+    p = statistics.student_test(moved)
+    assert p == pytest.approx(scipy.stats.ttest_1samp(moved, 0).pvalue)
+    assert p is not None
+    assert (p < 0.05) == (statistics.student_interval(moved).low > 0) == (shift > 0)
+
+
+def test_students_test_without_spread_is_its_limit() -> None:
+    assert statistics.student_test([0.0, 0.0, 0.0]) == 1
+    assert statistics.student_test([0.1, 0.1, 0.1]) == 0
+    assert statistics.student_test([0.1]) is None
+    with pytest.raises(ValueError, match="at least one"):
+        statistics.student_test([])
+
+
 def test_sign_flips_enumerate_and_sample() -> None:
     assert statistics.sign_flip_test([]) == statistics.sign_flip_test([0, 0]) == 1.0
     assert statistics.sign_flip_test([1, 1, 1]) == 2 / 8
@@ -77,6 +98,10 @@ def test_sign_flips_enumerate_and_sample() -> None:
     sampled = statistics.sign_flip_test([1.0] * 8 + [-1.0], samples=500, seed=3)
     assert sampled == pytest.approx(one_sided, abs=0.03)
     assert statistics.sign_flip_test([1.0] * 40) == pytest.approx(1 / 20_001)
+    greater = functools.partial(statistics.sign_flip_test, alternative="greater")
+    assert greater([1, 2, 3, 4, -0.5]) == 2 / 32
+    assert greater([-1, -2, -3]) == greater([0, 0]) == 1.0
+    assert greater([1.0] * 40) == pytest.approx(1 / 20_001)
 
 
 def test_holm_adjusts_in_steps() -> None:

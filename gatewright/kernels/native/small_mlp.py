@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from gatewright.kernels.shapes import require
+
 _I64, _PTR = ctypes.c_int64, ctypes.c_void_p
 _BLOCK = 1024  # rows whose weight gradients are summed in C++
 _PAD = 16
@@ -45,6 +47,14 @@ class SmallMlp(Function):
         down: Tensor,
         down_bias: Tensor,
     ) -> Tensor:
+        (e, _, d), h = u.shape, up.shape[1]
+        require(
+            "SmallMlp",
+            up=(up, (e, h, d)),
+            up_bias=(up_bias, (e, h)),
+            down=(down, (e, d, h)),
+            down_bias=(down_bias, (e, d)),
+        )
         kept = [t.contiguous() for t in (u, up, up_bias, down, down_bias)]
         args = _arguments(kept)
         out = torch.empty_like(kept[0])

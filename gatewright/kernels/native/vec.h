@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #if defined(__SSE__)
 #include <immintrin.h>
@@ -232,8 +233,10 @@ class Scratch {
   void begin(size_t floats) {
     if (floats > size_) {
       free(base_);
-      size_ = floats;
+      size_ = 0;
       base_ = (float *)aligned_alloc(64, (floats * 4 + 63) / 64 * 64);
+      if (!base_) throw std::bad_alloc();
+      size_ = floats;
     }
     used_ = 0;
   }

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from gatewright.errors import UserError
 from gatewright.gates import calibrate, edits, find, growth, statistics
 from gatewright.gates.edits import Edit
+from gatewright.kernels.transformers_binding import bind_transformers
 from tests.gatewright.gates import families
 
 WORDS = 97  # tokens of the text: a number that is no head or channel count
@@ -31,12 +37,23 @@ def add_tokenizer(folder: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def transformers_own_kernels() -> None:
+    """Another test of this process may have bound ours, which heed no chunk size."""
+    bind_transformers().undo()
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("text") / "text.txt"
     rng = np.random.default_rng(0)
     file.write_text(" ".join(f"w{i}" for i in rng.integers(0, families.VOCAB, WORDS)))
     return file
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return add_tokenizer(families.save("mamba2", tmp_path_factory.mktemp("model") / "m"))
 
 
 def tokens_of(text: Path) -> torch.Tensor:
@@ -106,6 +123,82 @@ def test_what_cannot_be_measured_says_so(text: Path, tmp_path: Path) -> None:
     fused = add_tokenizer(families.save("kimi_linear", tmp_path / "kimi"))
     with pytest.raises(UserError, match="fused kernel"):
         calibrate.measure(find.find_gates(fused), text)
+
+
+def with_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+def with_tokenizer(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "tokenizer.json").write_text(text) and None
+
+
+def with_a_far_token(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"]["vocab"] = {w: i + 5000 for w, i in content["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+def without_convolution(folder: Path) -> None:  # else random, as transformers fills it in
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if not name.endswith("conv1d.bias")}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (with_config(vocab_size=50), r"hold .*embeddings.* of shape \[96, 16\].*; copy or make"),
+        (without_convolution, r"weights lack 3 of the tensors .*layers.0.mixer.conv1d.bias among"),
+        (
+            with_config(hidden_size=64),
+            "cannot read config.json .*; is config.json the",
+        ),
+        (
+            with_config(hidden_size="a"),
+            "cannot read config.json .*; is config.json the",
+        ),
+        (with_config(chunk_size=0), "its model does not run .*; is config.json the one"),
+        (with_tokenizer("{"), "tokenizer cannot be loaded .*; fetch the tokenizer files again"),
+        (with_tokenizer("{}"), "tokenizer cannot be loaded .*; fetch the tokenizer files again"),
+        (with_tokenizer("[]"), "tokenizer cannot be loaded .*; fetch the tokenizer files again"),
+        (with_a_far_token, r"answers token \d+, but the model embeds only 96; fetch the tokenizer"),
+    ],
+)
+def test_files_that_do_not_belong_together(
+    change: Callable[[Path], None], match: str, model: Path, text: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "m"))
+    change(folder)
+    with pytest.raises(UserError, match=match) as caught:
+        calibrate.measure(find.find_gates(folder), text)
+    assert len(str(caught.value)) < 700
+
+
+def test_only_the_beginning_of_a_long_text_is_read(model: Path, tmp_path: Path) -> None:
+    words = b"w1 " * (calibrate.MAX_CHARACTERS // 3 + 10_000)
+    (tmp_path / "long.txt").write_bytes(words + b"\xff" * 10)  # never seen, so never decoded
+    assert len(calibrate._tokens(model, tmp_path / "long.txt")) == 4096
+
+
+def test_a_checkpoints_own_code_is_not_run(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask on the terminal, and a "y" in the input would run it."""
+    folder = add_tokenizer(families.save("mamba2", tmp_path / "m"))
+    gates = find.find_gates(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.C"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\ny\n"))
+    with pytest.raises(UserError, match=r"transformers cannot read config\.json"):
+        calibrate.measure(gates, text)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("family", ["mamba2", "mamba"])

@@ -25,9 +25,10 @@ def test_link_shares_unchanged_files_and_leaves_the_input_alone(tmp_path: Path) 
     changed = {gates.gates[1].A_log.pieces[0].file}
     for name in before:
         same = (source / name).samefile(tmp_path / "out" / name)
-        assert same == (name not in changed), name
+        assert same == (name not in changed and name.endswith(".safetensors")), name
+    with open(tmp_path / "out" / "config.json", "a") as f:  # people do edit it
+        f.write(" ")
     assert {p.name: p.read_bytes() for p in source.iterdir()} == before
-    artifact.verify(tmp_path / "out")
 
 
 def test_link_shares_blocks_of_changed_files_where_the_filesystem_can(tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ def test_a_selection_is_written_as_ranges_and_read_back(numbers: set[int]) -> No
     assert edits.parse_selection(text, "--layers") == numbers
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "3-1", "1-", "0-9999999"])
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "-1", "3-1", "1-", "0-9999999", "9" * 5000])
 def test_selections_that_are_none(text: str) -> None:
-    with pytest.raises(UserError, match="--layers"):
+    with pytest.raises(UserError, match="--layers") as caught:
         edits.parse_selection(text, "--layers")
+    assert len(str(caught.value)) < 200
 
 
 def test_layers_and_heads_are_numbered_as_in_the_checkpoint(source: Path) -> None:
@@ -77,8 +78,7 @@ def test_what_show_gates_prints_can_be_edited_and_applied(source: Path, tmp_path
     for row, tau in zip(shown["layers"], wanted, strict=True):
         row["tau"] = tau
     (tmp_path / "stats.json").write_text(json.dumps(shown))
-    key, rows = edits.read_table(tmp_path / "stats.json")
-    plan = edits.resolve(Edit("table", table_key=key, table=rows), gates, {}, force=True)
+    plan = edits.resolve(edits.read_table(tmp_path / "stats.json"), gates, {}, force=True)
     rewrite.write_edits(gates, [plan], tmp_path / "out", dts={})
     after = statistics.layer_gates(find.find_gates(tmp_path / "out"))
     for layer, tau in zip(after, wanted, strict=True):
@@ -92,7 +92,12 @@ def test_what_show_gates_prints_can_be_edited_and_applied(source: Path, tmp_path
         ("[]", "write one of scale, offset, tau"),
         ({"scale": {}}, "write one of"),
         ({"scale": {"0": 1}, "tau": {"0": 1}}, "write one of"),
-        ({"scale": {"x": 1}}, "layer 'x'"),
+        ({"scale": {"x": 1}}, "'x' is not the number of a layer"),
+        ({"scale": {"9" * 5000: 1}}, "is not the number of a layer"),
+        ({"scale": {"0": 1, "00": 2}}, "layer 0 occurs twice"),
+        ('{"scale": {"0": 1, "0": 2}}', "a name occurs twice"),
+        ({"layers": [{"layer": 0, "tau": 1}] * 2}, "a name occurs twice"),
+        ({"tau": {"0": 30}, "dt_from": "guess"}, "dt_from is 'guess'"),
         ({"scale": {"0": [1, "2"]}}, "needs a number"),
         ({"scale": {"0": -1}}, "positive"),
         ({"tau": {"0": 0}}, "positive"),
@@ -108,11 +113,25 @@ def test_wrong_tables(content: Any, match: str, source: Path, tmp_path: Path) ->
     gates = find.find_gates(source)
 
     def apply() -> None:
-        key, rows = edits.read_table(tmp_path / "t.json")
-        edits.resolve(Edit("table", table_key=key, table=rows), gates, {})
+        edits.resolve(edits.read_table(tmp_path / "t.json"), gates, {})
 
     with pytest.raises(UserError, match=match):
         apply()
+
+
+def test_tau_are_applied_with_the_dt_that_they_were_read_with(source: Path, tmp_path: Path) -> None:
+    """tau "from data" against tau "from weights" is a change of dt, not of gates."""
+    gates = find.find_gates(source)
+    dts = {g.layer: np.full(g.n_heads, 0.01) for g in gates.gates}
+    for dt_from, used, other in (("data", dts, {}), ("weights", {}, dts)):
+        about = {"checkpoint": str(source), "dt_from": dt_from}
+        shown = statistics.as_json(statistics.layer_gates(gates, used), about)
+        (tmp_path / "t.json").write_text(json.dumps(shown))
+        edit = edits.read_table(tmp_path / "t.json")
+        plan = edits.resolve(edit, gates, used)
+        assert max(np.abs(o).max() for o in plan.offsets.values()) < 1e-12
+        with pytest.raises(UserError, match=f"--calibrate.*dt_from: {dt_from}|dt_from: data"):
+            edits.resolve(edit, gates, other)
 
 
 def test_extreme_scales_need_force(source: Path) -> None:
@@ -151,6 +170,8 @@ def test_untouched_heads_keep_their_bits_negative_zero_included(tmp_path: Path) 
     raw = gates.checkpoint.read(gates.gates[0].A_log)
     new = plan.edited(gates, gates.gates[0], gates.gates[0].A_log)
     assert new[:3].tobytes() == raw[:3].tobytes()
+    wide = plan.edited(gates, gates.gates[0], gates.gates[0].A_log, "F64")
+    assert wide[:3].tobytes() == raw[:3].astype(np.float64).tobytes()
     assert new[3] == np.float32(2.0 + math.log(2.0))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from gatewright import artifact
 from gatewright.checkpoints import pickles
 from gatewright.errors import UserError
 from gatewright.gates import edits, find, rewrite
@@ -317,6 +318,59 @@ def test_folders_that_are_no_checkpoint(model: dict[str, Path], tmp_path: Path) 
         find.find_gates(model["single"] / "model.safetensors")
 
 
+@pytest.mark.parametrize("limit", [[0, 10**400], [0, {"__float__": []}]])
+def test_limits_that_no_float_holds(limit: Any, model: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy(model["single"], tmp_path / "in")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"time_step_limit": limit}))
+    refused(folder, "not a pair")
+
+
+def test_a_mamba_ssm_layer_that_is_no_name(model: dict[str, Path], tmp_path: Path) -> None:
+    folder = copy(model["single"], tmp_path / "in")
+    (folder / "config.json").write_text(json.dumps({"ssm_cfg": {"layer": []}}))
+    assert find.find_gates(folder).model_type == "mamba"
+
+
+def test_a_name_that_is_not_utf8_is_refused_before_copying(
+    model: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copy(model["single"], tmp_path / "in")
+    Path(os.fsdecode(os.fsencode(folder) + b"/\xff.txt")).write_text("")
+    refused(folder, r"xff\.txt': its name is not UTF-8; rename it")
+    with tempfile.TemporaryDirectory(dir=tmp_path, prefix="\udcff") as other:  # names above pass
+        scale(copy(model["single"], Path(other) / "in"), Path(other) / "out")
+        manifest = json.loads((Path(other) / "out" / "manifest.json").read_text())
+        assert manifest["parents"]["model"]["path"] == str(Path(other) / "in")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "match"),
+    [
+        ({"extra": {"gate_scale": "a"}}, "extra.gate_scale 'a', which is no scale; correct it"),
+        ({"extra": {"gate_scale": -1}}, "extra.gate_scale -1, which is no scale"),
+        ({"extra": {"gate_scale": True}}, "extra.gate_scale True, which is no scale"),
+        ({"extra": {"gate_scale": 10**400}}, "which is no scale"),
+        ({"extra": [1]}, "`extra` is not an object; make the folder again"),
+        ("[" * 100_000, "is damaged"),
+        ({"files": {"config.json": {"bytes": 1, "sha256": 5}}}, ""),
+        ({"files": {"x" * 5000: {"bytes": 1, "sha256": "5"}}}, ""),
+    ],
+)
+def test_damaged_manifests_of_the_input(
+    manifest: Any, match: str, model: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = copy(model["single"], tmp_path / "in")
+    if isinstance(manifest, dict):
+        manifest = json.dumps({"kind": "hf-model", "content_hash": "x", "files": {}} | manifest)
+    (folder / "manifest.json").write_text(manifest)
+    if match:
+        refused(folder, match)
+    else:
+        scale(folder, tmp_path / "out")
+        artifact.verify(tmp_path / "out")
+
+
 def test_deepspeed_with_model_parallelism_says_the_way_out(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     (folder / "zero").mkdir(parents=True)
@@ -336,12 +390,46 @@ def test_deepspeed_with_model_parallelism_says_the_way_out(tmp_path: Path) -> No
     refused(folder, "no gate to scale")
 
 
-def test_gates_that_are_not_finite(model: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["A_log", "dt_bias"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_gates_that_are_not_finite(
+    ending: str, value: float, model: dict[str, Path], tmp_path: Path
+) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = copy(model["single"], tmp_path / "in")
     state = load_file(folder / "model.safetensors")
-    name = next(n for n in state if n.endswith("A_log"))
-    state[name][0] = float("nan")
+    name = next(n for n in state if n.endswith(ending))
+    state[name][0] = value
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    refused(folder, "values that are not finite")
+    refused(folder, rf"{name} holds values that are not finite; fetch it again")
+
+
+@pytest.mark.parametrize("fault", ["a tensor twice", "the other shard", "no shard"])
+def test_shards_of_pickles_and_their_index_agree(
+    fault: str, model: dict[str, Path], tmp_path: Path
+) -> None:
+    """Else the gate that is edited is not the one that a loader takes."""
+    folder = copy(model["bin"], tmp_path / "in")
+    state = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    (folder / "pytorch_model.bin").unlink()
+    shards = {n: f"{'ab'[i % 2]}.bin" for i, n in enumerate(state)}
+    parts = {s: {n: t.clone() for n, t in state.items() if shards[n] == s} for s in shards.values()}
+    gate = next(n for n in state if n.endswith("A_log"))
+    index = dict(shards)
+
+    def write() -> None:
+        for name, part in parts.items():
+            torch.save(part, folder / name)
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+
+    write()
+    assert len(find.find_gates(folder).gates) == 3
+    if fault == "a tensor twice":
+        parts["a.bin"][gate] = parts["b.bin"][gate] = state[gate].clone()
+    elif fault == "the other shard":
+        index[gate] = "b.bin" if shards[gate] == "a.bin" else "a.bin"
+    else:
+        index["backbone.layers.9.mixer.A_log"] = "a.bin"
+    write()
+    refused(folder, "is in a.bin and b.bin|but it is not; fetch it again")

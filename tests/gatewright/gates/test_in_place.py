@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,7 +87,10 @@ def test_a_cut_short_edit_is_undone(
         edit_in_place(folder, 0.5)
     monkeypatch.undo()
     assert content(folder) != before
+    with pytest.raises(UserError, match="interrupted half-way.* --undo restores"):
+        find.find_gates(folder)
     in_place.undo(folder)
+    find.find_gates(folder)
     after = content(folder)
     assert {n: d for n, d in after.items() if n != "manifest.json"} == {
         n: d for n, d in before.items() if n != "manifest.json"
@@ -101,6 +106,95 @@ def test_links_are_not_edited_through(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="shared with another folder"):
         edit_in_place(tmp_path / "linked", 0.5)
     assert (content(folder), content(tmp_path / "linked")) == before
+
+
+def test_an_edit_torn_inside_a_tensor_is_undone(folder: Path) -> None:
+    """A page of a large tensor may have reached the disk and the next one not."""
+    before = content(folder)
+    edit_in_place(folder, 0.5)
+    file = find.find_gates(folder).gates[0].A_log.pieces[0].file
+    old, new = before[file], (folder / file).read_bytes()
+    changed = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    for torn in (changed[1], changed[len(changed) // 2]):
+        (folder / file).write_bytes(new[:torn] + old[torn:])
+        undo_file = (folder / in_place.UNDO).read_bytes()
+        in_place.undo(folder)
+        assert (folder / file).read_bytes() == old
+        (folder / in_place.UNDO).write_bytes(undo_file)
+
+
+def test_an_interrupted_undo_is_no_sound_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = content(folder)
+    edit_in_place(folder, 0.5)
+    monkeypatch.setattr(in_place, "_write", failing(in_place._write, after=1))
+    with pytest.raises(UserError, match=r"Input/output error.*half changed.* --undo"):
+        in_place.undo(folder)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="interrupted half-way"):
+        find.find_gates(folder)
+    in_place.undo(folder)
+    assert {n: d for n, d in content(folder).items() if n != "manifest.json"} == {
+        n: d for n, d in before.items() if n != "manifest.json"
+    }
+
+
+def failing(real: Callable[..., None], after: int) -> Callable[..., None]:
+    calls = 0
+
+    def write(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise OSError(5, "Input/output error", "a disk")
+        real(*args)
+
+    return write
+
+
+def test_a_failing_disk_names_the_way_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "_write", failing(in_place._write, after=1))
+    with pytest.raises(UserError, match=r"a disk.*Input/output error.*half changed.* --undo"):
+        edit_in_place(folder, 0.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": {"model-00001-of-00003.safetensors": {}}},
+        {"files": 5},
+        {"extra": []},
+        {"extra": {"edits_in_place": 5}},
+        {"kind": None, "files": None},
+    ],
+)
+def test_an_incomplete_manifest_is_refused_before_the_edit(
+    change: dict[str, Any], folder: Path
+) -> None:
+    manifest = folder / artifact.MANIFEST
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    before = content(folder)
+    with pytest.raises(UserError, match=r"manifest\.json: "):
+        edit_in_place(folder, 0.5)
+    assert content(folder) == before
+
+
+def test_undo_does_not_reach_a_copy_that_was_linked_since(folder: Path, tmp_path: Path) -> None:
+    """Edit layer 0 in place, link a copy with another edit, undo: the copy stays as it is."""
+    before = content(folder)
+    gates = find.find_gates(folder)
+    in_place.edit(gates, edits.resolve(Edit("scale", 0.5, layers=frozenset({0})), gates, {}), {})
+    gates = find.find_gates(folder)
+    plan = edits.resolve(Edit("scale", 0.5, layers=frozenset({2})), gates, {})
+    rewrite.write_edits(gates, [plan], tmp_path / "linked", dts={}, link=True)
+    edited = gates.gates[0].A_log.pieces[0].file
+    assert (folder / edited).samefile(tmp_path / "linked" / edited)
+    linked = content(tmp_path / "linked")
+    in_place.undo(folder)
+    assert content(tmp_path / "linked") == linked
+    assert (folder / edited).read_bytes() == before[edited]
+    assert {p.name for p in folder.iterdir()} == set(before)
 
 
 def test_undo_refuses_what_changed_since(folder: Path) -> None:
@@ -128,12 +222,44 @@ def test_a_copy_does_not_inherit_the_undo_file(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"patches": [{"file": "x"}], "manifest": null}', '{"patches": 3}']
+    "text", ["{", "[]", '{"patches": [{"file": "x"}], "manifest": null}', "[" * 100_000]
 )
-def test_damaged_undo_files(text: str, folder: Path) -> None:
+def test_undo_files_that_are_none(text: str, folder: Path) -> None:
     (folder / in_place.UNDO).write_text(text)
     with pytest.raises(UserError, match="is damaged"):
         in_place.undo(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"format": "another"}, "is damaged"),
+        ({"state": "half"}, "is damaged"),
+        ({"manifest": "{"}, "is damaged"),
+        ({"manifest": 5}, "is damaged"),
+        ({"patches": 3}, "is damaged"),
+        ({"patch": {"start": -5}}, "not in the folder"),
+        ({"patch": {"start": 2**70}}, "not in the folder"),
+        ({"patch": {"start": "x"}}, "is damaged"),
+        ({"patch": {"before": "AAAA"}}, "is damaged"),
+        ({"patch": {"before": "?"}}, "is damaged"),
+        ({"patch": {"file": "a\0b"}}, "not in the folder"),
+        ({"patch": {"file": "x" * 5000}}, "not in the folder"),
+        ({"patch": {"file": "."}}, "not in the folder"),
+        ({"patch": {"file": "gone.safetensors"}}, "not in the folder"),
+    ],
+)
+def test_damaged_undo_files_are_refused_before_anything_is_restored(
+    change: dict[str, Any], match: str, folder: Path
+) -> None:
+    edit_in_place(folder, 0.5)
+    record = json.loads((folder / in_place.UNDO).read_text())
+    record["patches"][-1] |= change.pop("patch", {})
+    (folder / in_place.UNDO).write_text(json.dumps(record | change))
+    before = content(folder)
+    with pytest.raises(UserError, match=match):
+        in_place.undo(folder)
+    assert content(folder) == before
 
 
 def test_an_undo_file_cannot_reach_outside(folder: Path, tmp_path: Path) -> None:
@@ -142,7 +268,7 @@ def test_an_undo_file_cannot_reach_outside(folder: Path, tmp_path: Path) -> None
     edit_in_place(folder, 0.5)
     record = json.loads((folder / in_place.UNDO).read_text())
     record["patches"] = [
-        {"file": "../victim", "start": 0, "before": "QkJCQg==", "after_sha256": "0"}
+        {"file": "../victim", "start": 0, "before": "QkJCQg==", "after": "QUFBQQ=="}
     ]
     (folder / in_place.UNDO).write_text(json.dumps(record))
     with pytest.raises(UserError, match="not in the folder"):

@@ -13,11 +13,10 @@ import torch
 
 from gatewright import artifact
 from gatewright.checkpoints import dtypes
-from gatewright.errors import UserError
 from gatewright.gates import edits, find, rewrite
 from gatewright.gates.edits import Edit
 from tests.gatewright.gates import families
-from tests.gatewright.gates.formats import FORMATS, huggingface, pytorch_bin, sharded_bf16
+from tests.gatewright.gates.formats import FORMATS, huggingface, sharded_bf16
 
 EDITS = {
     "scale": Edit("scale", 0.5),
@@ -249,31 +248,3 @@ def test_rounding_is_reported(tmp_path: Path) -> None:
     assert rounding["stored_as"] == ["BF16"]
     assert rounding["decay_rate_relative_error_max"] == pytest.approx(worst, rel=1e-3)
     assert 1e-5 < worst < 0.01
-
-
-def test_keep_fp32_gates_widens_nothing_but_the_gates(tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
-    source = sharded_bf16("mamba2", tmp_path / "source")
-    gates = find.find_gates(source)
-    plan = edits.resolve(Edit("scale", 0.7), gates, {})
-    (done,) = rewrite.write_edits(gates, [plan], tmp_path / "out", dts={}, fp32=True)
-    before, after = loaded(source), loaded(tmp_path / "out")
-    assert before.keys() == after.keys()
-    for name in before:
-        if is_gate(name):
-            exact = (before[name].double() + math.log(0.7)).float()
-            assert torch.equal(after[name], exact)
-        else:
-            assert torch.equal(after[name], before[name])
-    assert done.report["rounding"]["decay_rate_relative_error_max"] < 1e-6
-    artifact.verify(tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    name = gates.gates[0].A_log.name
-    assert torch.equal(model.get_parameter(name).data, after[name])
-    binary = pytorch_bin("mamba2", tmp_path / "bin")
-    other = find.find_gates(binary)
-    with pytest.raises(UserError, match="--keep-fp32-gates"):
-        rewrite.write_edits(
-            other, [edits.resolve(Edit("scale", 2), other, {})], tmp_path / "x", dts={}, fp32=True
-        )

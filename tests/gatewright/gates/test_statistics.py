@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gatewright.errors import UserError
-from gatewright.gates import edits, figure, find, rewrite, statistics, tables
+from gatewright.gates import edits, figure, find, growth, rewrite, statistics, tables
 from gatewright.gates.edits import Edit
 from tests.gatewright.gates import families
 
@@ -67,6 +67,59 @@ def test_shares_beyond_contexts_and_the_histogram_count_every_head() -> None:
         assert len(inside) == bin_["heads"]
     equal = statistics.summary([layer(0, [8.0, 8.0])])
     assert sum(b["heads"] for b in equal["histogram"]) == 2
+
+
+EXTREME = [
+    *(("A_log", 1000.0), ("A_log", 200.0), ("A_log", -200.0), ("A_log", -1000.0)),
+    *(("dt_bias", -1e4), ("dt_bias", 1e30)),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("other", [0.0, 1000.0])
+@pytest.mark.parametrize(("ending", "value"), EXTREME)
+def test_extreme_gates_are_shown_and_counted(
+    ending: str, value: float, other: float, tmp_path: Path
+) -> None:
+    """tau of 0 and inf are no numbers to take a logarithm of, and no reason to fail."""
+    model = families.build("mamba2")
+    with torch.no_grad():
+        for layer in model.backbone.layers[:2]:
+            getattr(layer.mixer, ending)[:3] = value
+            layer.mixer.A_log[0] += other
+    model.save_pretrained(tmp_path / "m")
+    gates = find.find_gates(tmp_path / "m")
+    layers = statistics.layer_gates(gates)
+    found = statistics.as_json(layers, {})["summary"]
+    assert sum(b["heads"] for b in found["histogram"]) == found["heads"] == 12
+    assert len(found["histogram"]) <= statistics.MAX_BINS + 2
+    assert not np.isnan(list(found["tau"].values())).any()
+    for name, tau in (("0", 0.0), ("inf", np.inf)):
+        heads = sum(int((x.tau == tau).sum()) for x in layers)
+        rows = [b["heads"] for b in found["histogram"] if b["to_tokens"] == b["from_tokens"] == tau]
+        assert rows == [heads] * bool(heads)
+        shown = [line.split()[:2] for line in tables.gates_table(layers, "m", "x").splitlines()]
+        assert ([name, str(heads)] in shown) == bool(heads)
+    ElementTree.fromstring(figure.tau_svg([("m", layers)], "weights"))
+    tables.drift_table(statistics.drift(layers, layers))
+    plan = edits.resolve(Edit("scale", 2.0), gates, {})
+    growth.warnings(plan, gates, 4096, None)
+    rewrite.write_edits(gates, [plan], tmp_path / "out", dts={})
+
+
+@pytest.mark.parametrize("A_log", [1000.0, -1000.0])
+def test_no_edit_moves_a_median_that_is_no_length(A_log: float, tmp_path: Path) -> None:
+    model = families.build("mamba2")
+    with torch.no_grad():
+        for layer in model.backbone.layers:
+            layer.mixer.A_log.fill_(A_log)
+    model.save_pretrained(tmp_path / "m")
+    gates = find.find_gates(tmp_path / "m")
+    with pytest.raises(UserError, match="--target-tau 50: the median tau .* is (0|inf)"):
+        edits.resolve(Edit("target_tau", 50.0), gates, {}, force=True)
+    edit = Edit("table", table_key="tau", table=((0, (50.0,)),))
+    with pytest.raises(UserError, match="--from: adds -?inf"):
+        edits.resolve(edit, gates, {}, force=True)
 
 
 def test_drift_is_the_papers_table(tmp_path: Path) -> None:

@@ -128,6 +128,14 @@ def test_head_dim_must_be_known(kernels: str) -> None:
         mamba_split_conv1d_scan_combined(**mixer_inputs(1, 4, False, False), chunk_size=64)
 
 
+@pytest.mark.parametrize("name", ["zxbcdt", "conv1d_weight", "conv1d_bias", "dt_bias", "A"])
+def test_a_mixer_argument_that_does_not_fit_is_refused(kernels: str, name: str) -> None:
+    t = mixer_inputs(2, 9, True, False)
+    t[name] = t[name][..., :-1] if name == "zxbcdt" else t[name][:-1]
+    with pytest.raises(ValueError, match=r"mamba_split_conv1d_scan_combined: .*(is not|fit)"):
+        mamba_split_conv1d_scan_combined(**t, chunk_size=64, headdim=P, ngroups=2)
+
+
 def test_states_at_the_ends_of_packed_sequences(kernels: str) -> None:
     t, _ = inputs(b=1, l=50)
     cu_seqlens = torch.tensor([0, 20, 45])  # the last five tokens are padding

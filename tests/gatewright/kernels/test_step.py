@@ -59,3 +59,14 @@ def test_name_and_arguments_of_mamba_ssm(kernels: str) -> None:
     y = selective_state_update(pool, **wide, dt_softplus=True, state_batch_indices=which)
     assert torch.allclose(y, truth, atol=1e-6)
     assert torch.allclose(pool[which], state, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("x", (2, 4, 7)), ("dt", (1, 4)), ("C", (2, 1, 15)), ("D", (3,)), ("z", (2, 4)), ("A", (5,))],
+)
+def test_shapes_that_do_not_fit_are_named(kernels: str, name: str, shape: tuple[int, ...]) -> None:
+    t, _ = inputs(l=1, extras=("D", "z"))
+    now = {k: v[:, 0] if k in PER_TOKEN else v for k, v in t.items()}
+    with pytest.raises(ValueError, match=rf"state_step: {name} "):
+        state_step(torch.randn(2, 4, 8, 16), **{**now, name: torch.zeros(shape)})

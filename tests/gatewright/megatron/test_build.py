@@ -69,3 +69,24 @@ def test_gates_start_as_the_papers_say(offset: float, dtype: torch.dtype) -> Non
     assert log_dt.mean().item() == pytest.approx((low + high) / 2, abs=0.2)
     assert log_dt.std().item() == pytest.approx((high - low) / math.sqrt(12), abs=0.12)
     assert torch.equal(values["D"], torch.ones_like(values["D"]))
+
+
+def test_megatrons_own_functions_come_back() -> None:
+    from megatron.core.tensor_parallel import layers
+    from megatron.core.transformer import mlp
+
+    from gatewright.megatron.local_layers import bind_kernels
+
+    places = (
+        (mlp, "bias_swiglu_impl"),
+        (layers, "linear_with_grad_accumulation_and_async_allreduce"),
+    )
+    bind_kernels().undo()  # a model built earlier in this process has bound them
+    before = [getattr(*place) for place in places]
+    assert all("megatron" in function.__module__ for function in before)
+    with bind_kernels() as binding:
+        assert bind_kernels() is binding
+        assert all(getattr(*p) is not b for p, b in zip(places, before, strict=True))
+    assert [getattr(*place) for place in places] == before
+    bind_kernels().undo()
+    assert [getattr(*place) for place in places] == before

@@ -19,7 +19,9 @@ START, STEPS = 2, 5
 # processes -> (name, families, parallel fields, train fields)
 LAYOUTS: dict[int, list[tuple[str, tuple[str, ...], dict[str, Any], dict[str, Any]]]] = {
     4: [
-        ("tp4", ("mamba2",), {"tensor": 4}, {}),
+        ("dp4", BOTH, {}, {}),
+        ("tp4", ("mamba2",), {"tensor": 4}, {}),  # the Llama has two key heads to share out
+        ("cp4", ("mamba2",), {"context": 4}, {}),
         ("tp2 pp2 sp", BOTH, {"tensor": 2, "pipeline": 2, "sequence": True}, {}),
         ("tp2 dp2 sp overlap", BOTH, {"tensor": 2, "sequence": True, "overlap": True}, {}),
         ("pp2 dp2 overlap", BOTH, {"pipeline": 2, "overlap": True}, {}),

@@ -6,6 +6,11 @@ import dataclasses
 import itertools
 import json
 import math
+import multiprocessing
+import multiprocessing.queues
+import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -111,6 +116,28 @@ def test_a_bad_step_can_be_skipped(
     assert moved == [True, True, False, *[True] * 6]
 
 
+def test_a_step_that_does_not_go_wrong_again_counts_as_it_went_then(
+    corpus: data.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hardware that slipped once: the second pass's loss, norm and gradients are the step's."""
+    config = tiny.config("llama")
+    assert train(config, corpus, tmp_path / "whole").finished
+    original = loop.Run.forward_backward
+    passes = []
+
+    def slipping(self: loop.Run) -> loop.Found:
+        passes.append(self.step)
+        found = original(self)
+        return loop.Found(math.nan, math.nan) if len(passes) == 4 else found
+
+    monkeypatch.setattr(loop.Run, "forward_backward", slipping)
+    assert train(config, corpus, tmp_path / "slipped").finished
+    assert passes == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 9]
+    assert tiny.losses(tmp_path / "slipped") == tiny.losses(tmp_path / "whole")
+    [row] = [json.loads(line) for line in (tmp_path / "slipped" / health.FILE).open()]
+    assert (row["step"], row["kind"], row["reproduced"]) == (4, "not_finite", False)
+
+
 def test_spikes_are_judged_by_the_losses_before_them() -> None:
     judge = health.LossHealth(spike_factor=1.5)
     assert [judge.judge(9.0 - 0.1 * i, 1.0) for i in range(40)] == [None] * 40
@@ -129,6 +156,40 @@ def test_a_jump_that_lasts_becomes_the_new_level() -> None:
         assert kinds == ["spike"] * reported + [None] * (60 - reported), level
     assert judge.judge(40.0, 1.0) == "spike"
     assert judge.judge(12.0, 1.0) is None
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_what_was_written_down_tells_a_later_start_what_is_a_spike(every: int) -> None:
+    before, after = health.LossHealth(1.5), health.LossHealth(1.5)
+    losses = [9.0 - 0.05 * i for i in range(60)]
+    for loss in losses:
+        before.judge(loss, 1.0)
+    rows = [
+        {"step": step, "loss": losses[step - 1], "grad_norm": 1.0}
+        for step in range(1, 61)
+        if step % every == 0 or step == 1
+    ]
+    after.replay([*rows, {"step": 61, "loss": 1e9, "grad_norm": 1.0}], until_step=60)
+    if every == 1:
+        assert vars(after) == vars(before)
+    assert after.judge(10.0, 1.0) is None
+    assert after.judge(14.0, 1.0) == "spike"
+    late = health.LossHealth(1.5)
+    late.replay([*rows[:-1], {**rows[-1], "loss": 99.0}], until_step=60)
+    assert late.judge(7.0, 1.0) is None  # one spike is one spike, however far lines are apart
+    assert late.judge(14.0, 1.0) == "spike"
+
+
+def test_a_run_that_goes_on_remembers_its_losses(corpus: data.Corpus, tmp_path: Path) -> None:
+    config = tiny.config("llama", train={"spike_factor": 1.5, "steps": 30})
+    started = dataclasses.replace(config, exit_duration_minutes=0.0)
+    assert train(started, corpus, tmp_path).step == 1
+    [row] = tiny.metrics(tmp_path)
+    with (
+        distributed.processes(config.parallel) as data_parallel,
+        loop.Run(config, corpus, tmp_path, data_parallel) as run,
+    ):
+        assert vars(run._health) == {**vars(run._health), "_steps": 1, "_mean": row["loss"]}
 
 
 def test_gate_telemetry_reports_what_the_definitions_say(
@@ -194,3 +255,75 @@ def test_asynchronous_saves_are_the_same_checkpoints(corpus: data.Corpus, tmp_pa
             weights.append({n: p.clone() for n, p in run.model.named_parameters()})
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name]), name
+
+
+class Stop(Exception):
+    pass
+
+
+def wait_for_the_writer() -> None:
+    deadline = time.monotonic() + 60
+    while multiprocessing.active_children():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("step", [6, 7])
+def test_an_asynchronous_save_is_published_when_it_is_written(
+    step: int, corpus: data.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the next save; a run that ends in an error publishes what is written, too."""
+    config = tiny.config("llama", checkpoint={"every_steps": 5, "asynchronous": True})
+    original = loop.Run.write_down
+
+    def write_down(self: loop.Run, found: loop.Found, lr: float) -> None:
+        original(self, found, lr)
+        if self.step == 6:
+            assert checkpoints.latest(tmp_path) is None
+            wait_for_the_writer()
+        if self.step == 7:
+            assert (tmp_path / "latest").read_text() == "iter_0000005\n"
+        if self.step == step:
+            raise Stop
+
+    monkeypatch.setattr(loop.Run, "write_down", write_down)
+    with pytest.raises(Stop):
+        train(config, corpus, tmp_path)
+    assert (tmp_path / "latest").read_text() == "iter_0000005\n"
+    assert not list(tmp_path.glob(".iter_*"))
+
+
+@pytest.mark.parametrize("steps", [8, 5], ids=["while training", "at the end"])
+def test_a_killed_writer_is_made_up_for(
+    steps: int,
+    corpus: data.Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = tiny.config(
+        "llama", checkpoint={"every_steps": 5, "asynchronous": True}, train={"steps": steps}
+    )
+    original = loop.Run.save
+    feed = multiprocessing.queues.Queue._feed  # type: ignore[attr-defined]
+
+    def feed_late(*args: object) -> None:  # the thread of a queue, on a busy machine
+        time.sleep(0.2)
+        feed(*args)
+
+    def save(self: loop.Run, *, at_once: bool = False) -> None:
+        original(self, at_once=at_once)
+        if self.step == 5 and not at_once:
+            for writer in multiprocessing.active_children():
+                os.kill(writer.pid or 0, signal.SIGKILL)
+            wait_for_the_writer()
+
+    monkeypatch.setattr(multiprocessing.queues.Queue, "_feed", staticmethod(feed_late))
+    monkeypatch.setattr(loop.Run, "save", save)
+    assert train(config, corpus, tmp_path).finished
+    printed = capsys.readouterr().err
+    assert printed.count("warning: writing ") == 1
+    assert ".iter_0000005.partial-" in printed
+    saved = [checkpoints.step_of(p) for p in checkpoints.complete(tmp_path)]
+    assert saved == [6, 8] if steps == 8 else [5]
+    assert not list(tmp_path.glob(".iter_*"))

@@ -76,7 +76,13 @@ def load(folder: Path) -> tuple[Tokenizer, int, int]:
     eos: Any = None
     config = Path(folder) / "tokenizer_config.json"
     if config.is_file():
-        eos = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
+        try:
+            settings = json.loads(config.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"--tokenizer {config}: is not valid JSON ({e}); mend it") from e
+        if not isinstance(settings, dict):
+            raise UserError(f"--tokenizer {config}: is not a JSON object; mend it")
+        eos = settings.get("eos_token")
         eos = eos.get("content") if isinstance(eos, dict) else eos
     eod = end_of_document(vocab, eos)
     if eod is None:

@@ -54,11 +54,15 @@ class Merge:
         if self._path.is_file():
             for name, raw in json.loads(self._path.read_text()).items():
                 state = PartState(**raw)
-                file = work / f"{name}.bin"
+                file = self._stem(name, ".bin")
                 # It is gone if it was renamed away just before a kill (see `publish`).
                 if file.is_file() and file.stat().st_size >= state.bin_bytes:
                     self.states[name] = state
         self._firsts = np.cumsum([0, *(len(p.shards) for p in parts)]).tolist()
+
+    def _stem(self, name: str, ending: str) -> Path:
+        """Return a part's file; shards beside it are called by numbers, as a part may be."""
+        return self.work / f"part-{name}{ending}"
 
     def done(self, index: int) -> bool:
         """Say whether a shard is already part of the corpus."""
@@ -66,6 +70,15 @@ class Merge:
             if index < first + len(part.shards):
                 return index - first < self.states[part.name].shards
         raise IndexError(index)
+
+    def bad_lines(self) -> tuple[int, str]:
+        """Return how many bad lines all finished shards hold, appended or not, and one of them."""
+        found: list[PartState | ShardResult] = list(self.states.values())
+        for index in range(self._firsts[-1]):
+            if not self.done(index) and (result := ShardResult.read(self.work, index)) is not None:
+                found.append(result)
+        bad = [one for one in found if one.bad_lines]
+        return sum(one.bad_lines for one in bad), bad[-1].first_bad_lines[-1] if bad else ""
 
     def counts(self, name: str) -> np.ndarray:
         """Return how often each token occurs in a part.  Shape (vocab_size,), int64."""
@@ -90,10 +103,10 @@ class Merge:
         new = PartState(
             shards=old.shards + 1,
             bin_bytes=append_file(
-                stem.with_suffix(".bin"), self.work / f"{name}.bin", old.bin_bytes
+                stem.with_suffix(".bin"), self._stem(name, ".bin"), old.bin_bytes
             ),
             len_bytes=append_file(
-                stem.with_suffix(".len"), self.work / f"{name}.len", old.len_bytes
+                stem.with_suffix(".len"), self._stem(name, ".len"), old.len_bytes
             ),
             documents=old.documents + result.documents,
             empty_documents=old.empty_documents + result.empty_documents,
@@ -102,7 +115,7 @@ class Merge:
             bad_lines=old.bad_lines + result.bad_lines,
             first_bad_lines=(old.first_bad_lines + result.first_bad_lines)[:KEPT_BAD_LINES],
             without_short_cut=old.without_short_cut + (not result.short_cut),
-            counts=f"{name}.counts-{old.shards + 1}",
+            counts=self._stem(name, f".counts-{old.shards + 1}").name,
         )
         with open(self.work / str(new.counts), "wb") as f:
             counts.tofile(f)
@@ -119,9 +132,9 @@ class Merge:
         """Put each part's `.bin` and `.idx` into a folder on the same file system."""
         for part in self.parts:
             state = self.states[part.name]
-            found = write_index(self.work / f"{part.name}.len", folder / f"{part.name}.idx", dtype)
+            found = write_index(self._stem(part.name, ".len"), folder / f"{part.name}.idx", dtype)
             assert found == (state.documents, state.tokens), (found, state)
-            source, target = self.work / f"{part.name}.bin", folder / f"{part.name}.bin"
+            source, target = self._stem(part.name, ".bin"), folder / f"{part.name}.bin"
             try:
                 # A second name, so that a kill before the manifest is written loses nothing.
                 os.link(source, target)

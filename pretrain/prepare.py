@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import dataclasses
 import fcntl
+import glob
 import hashlib
 import multiprocessing
 import os
@@ -77,11 +78,15 @@ def only_one(out: Path) -> Iterator[None]:
     """Hold the right to prepare `out`.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds it, or nothing can be written there.
     """
     path = out.parent / f".{out.name}.prepare.lock"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        held = open(path, "w")  # noqa: SIM115
+    except OSError as e:
+        raise UserError(f"--out {out}: cannot write beside it ({e.strerror})") from e
+    with held as lock:
         try:
             # A POSIX lock: workers do not inherit it, so it ends with this process.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,11 +115,26 @@ def work_folder(args: Args, parts: Sequence[corpus_blend.Part]) -> Path:
             digest.update(f"\0{shard.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
     prefix = f".{args.out.name}.prepare-"
     work = args.out.parent / (prefix + digest.hexdigest()[:16])
-    for other in args.out.parent.glob(prefix + "*"):
-        if other != work and other.is_dir():
-            shutil.rmtree(other)
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        for other in args.out.parent.glob(glob.escape(prefix) + "*"):
+            if other != work and other.is_dir():
+                shutil.rmtree(other)
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--out {args.out}: cannot write beside it ({e.strerror})") from e
     return work
+
+
+def require_few_bad_lines(count: int, last: str, limit: int) -> None:
+    """Refuse more bad lines than --skip-bad-lines allows over all shards.
+
+    Raises:
+        UserError: with their number, and one of them by name.
+    """
+    if count > limit:
+        raise UserError(
+            f"{count} bad lines, the last {last}; mend them or allow more with --skip-bad-lines N"
+        )
 
 
 def entropy_nats(counts: np.ndarray) -> float:
@@ -166,7 +186,8 @@ def encode_all(args: Args, work: Path, parts: Sequence[corpus_blend.Part], merge
     shared = multiprocessing.RawArray(ctypes.c_int64, len(shards))
     read = np.ctypeslib.as_array(shared)
     settings = Settings(args.tokenizer, work, args.text_field, args.skip_bad_lines, args.short_cut)
-    bad = sum(state.bad_lines for state in merge.states.values())
+    bad, last = merge.bad_lines()
+    require_few_bad_lines(bad, last, args.skip_bad_lines)
     results = encode_shards(settings, todo, shared, args.workers)
     with (
         contextlib.closing(results),
@@ -176,19 +197,16 @@ def encode_all(args: Args, work: Path, parts: Sequence[corpus_blend.Part], merge
             if result is not None:
                 read[result.index] = sizes[result.index]
                 merge.advance()
-                bad += result.bad_lines
-                if bad > args.skip_bad_lines:
-                    raise UserError(
-                        f"{bad} bad lines, the last {result.first_bad_lines[-1]}; "
-                        "mend them or allow more with --skip-bad-lines N"
-                    )
+                if result.bad_lines:
+                    bad, last = bad + result.bad_lines, result.first_bad_lines[-1]
+                require_few_bad_lines(bad, last, args.skip_bad_lines)
             bar.update(before + int(read.sum()) - bar.n)
     merge.advance()
 
 
 def main(args: Args) -> None:
     """Turn JSONL or parquet text into Megatron's indexed token files."""
-    if args.out.exists():
+    if os.path.lexists(args.out):
         raise UserError(f"--out {args.out} exists: remove it or choose another folder")
     shards = find_shards(args.input, "--input")
     parts = corpus_blend.plan(shards, args.blend, corpus_blend.parse_weights(args.weights))
@@ -221,10 +239,17 @@ def main(args: Args) -> None:
                 args.out, kind="corpus", config=args, parents=parents, extra=extra
             ) as folder:
                 merge.publish(folder, dtype)
-        except UserError:
-            if work.exists() and not any(state.shards for state in merge.states.values()):
+        except UserError as e:
+            if not work.exists():
+                raise
+            done = sum(state.shards for state in merge.states.values())
+            if not done:
                 shutil.rmtree(work)  # nothing worth continuing
-            raise
+                raise
+            raise UserError(
+                f"{e} ({done} finished shards wait in {work} for the same command; it may be "
+                "removed)"
+            ) from e
         shutil.rmtree(work)
     per_token = extra["text_bytes"] / extra["tokens"]
     print(

@@ -90,12 +90,18 @@ def tokenizer_size(folder: Path) -> int:
         raise UserError(f"{path}: cannot be read ({e})") from e
 
 
+def world_size() -> int:
+    """Return how many processes torchrun or srun started for this run; 1 without either."""
+    launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    return int(os.environ.get("WORLD_SIZE", "1")) if launched else 1
+
+
 def check_inputs(args: Args) -> tuple[PretrainConfig, dict[str, Any]]:
     """Return the configuration fitted to the tokenizer, and the corpus's manifest.
 
     Raises:
         UserError: an input folder is missing, unfinished, of another kind, or the corpus was
-            made with another tokenizer than --tokenizer.
+            made with another tokenizer than --tokenizer, or the processes cannot share the work.
     """
     corpus = artifact.read_manifest(args.data, "corpus", flag="--data")
     artifact.require_whole(args.data, "--data", (".bin", ".idx"))
@@ -109,6 +115,9 @@ def check_inputs(args: Args) -> tuple[PretrainConfig, dict[str, Any]]:
     resolved = args.pretrain_config().fit_vocab(
         tokenizer_size(args.tokenizer), f"--tokenizer {args.tokenizer}"
     )
+    parallel = resolved.parallel
+    parallel.check(resolved.model, resolved.train.seq_len_tokens)
+    resolved.train.microbatches(parallel.data(world_size()))
     if args.init_from is not None:
         from gatewright.megatron import initial
 
@@ -124,6 +133,8 @@ def check_inputs(args: Args) -> tuple[PretrainConfig, dict[str, Any]]:
 def open_run(args: Args, resolved: PretrainConfig, inputs: dict[str, str]) -> None:
     """Make --out, or check that it holds the same run; write config.json before any work.
 
+    A run that did not get to its first step binds nobody: it takes other settings.
+
     Raises:
         UserError: --out is finished, or holds a run of another configuration or corpus, or
             something else.
@@ -132,15 +143,23 @@ def open_run(args: Args, resolved: PretrainConfig, inputs: dict[str, str]) -> No
         raise UserError(f"--out {args.out} is already finished: choose another folder")
     path = args.out / "config.json"
     new = json.loads(json.dumps({**dataclasses.asdict(resolved), "inputs": inputs}))
+    inside = {p.name for p in args.out.iterdir()} if args.out.is_dir() else set()
+    inside = {name for name in inside if name[0] != "."}
     if path.exists():
-        old = json.loads(path.read_text())
+        try:
+            old = json.loads(path.read_text())
+            if not isinstance(old, dict):
+                raise ValueError("not a JSON object")
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{path}: is damaged ({e}); restore it, or give another --out") from e
+        begun = "inputs" not in old or not inside <= _BEFORE_THE_FIRST_STEP
         different = sorted(_differences(old, new))
-        if different:
+        if begun and different:
             raise UserError(
                 f"--out {args.out} holds a run with another {different[0]}: repeat that run's "
                 "settings to go on with it, or choose another folder"
             )
-    elif args.out.is_dir() and any(p.name[0] != "." for p in args.out.iterdir()):
+    elif inside:
         raise UserError(f"--out {args.out} is not empty: choose another folder")
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -148,6 +167,9 @@ def open_run(args: Args, resolved: PretrainConfig, inputs: dict[str, str]) -> No
         raise UserError(f"--out {args.out}: cannot create it ({e.strerror})") from e
     artifact.write_json(path, new)
 
+
+# What a run leaves that is refused, or killed, before it has trained at all.
+_BEFORE_THE_FIRST_STEP = {"config.json", "data-index", "gates_at_start.json"}
 
 # What may change when a run goes on: the layout, and what is only seen or kept.
 _MAY_CHANGE = (

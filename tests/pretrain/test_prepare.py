@@ -1,7 +1,5 @@
 """Text becomes the tokens that the tokenizer gives, readable by Megatron's own reader."""
 
-import gzip
-import json
 import math
 import os
 import signal
@@ -20,86 +18,16 @@ import zstandard
 from gatewright import artifact
 from gatewright.errors import UserError
 from pretrain import corpus_shards, prepare
-from tokenizer import train as tokenizer_train
-
-ROOT = Path(__file__).resolve().parents[2]
-SAYING = "the gate of a state space model decides how long it remembers what it has read"
-WORDS = SAYING.split()
-
-
-def documents(n: int, start: int = 0) -> list[str]:
-    """Return n different documents with spaces, signs, digits and separators other than \\n."""
-    odd = ["\u2028", "\u0085", "é", "🌦", "日本", "\r\n", "<|endoftext|>", "\x1c", "\t\t"]
-    return [
-        " ".join(WORDS[(i * 7 + j) % len(WORDS)] for j in range(5 + i % 11))
-        + f" {i}.{odd[i % len(odd)]}\nNext line, {i * 37 % 1000}!"
-        for i in range(start, start + n)
-    ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("tok") / "tokenizer"
-    with artifact.create(folder, kind="tokenizer") as tmp:
-        tokenizer_train.write_folder(tokenizer_train.train(iter(documents(400)), 340), tmp)
-    return folder
-
-
-def jsonl(texts) -> bytes:
-    return b"".join(
-        json.dumps({"warc_record_id": "x", "text": t}, ensure_ascii=False).encode() + b"\n"
-        for t in texts
-    )
-
-
-def zstd_frames(data: bytes, frames: int) -> bytes:
-    """Compress in several frames that end in the middle of lines."""
-    step = len(data) // frames + 1
-    return b"".join(
-        zstandard.ZstdCompressor().compress(data[i : i + step]) for i in range(0, len(data), step)
-    )
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> tuple[Path, list[str]]:
-    """One shard of every format; the documents in the order of the sorted file names."""
-    folder = tmp_path_factory.mktemp("text")
-    texts = documents(140)
-    (folder / "a.jsonl").write_bytes(jsonl(texts[:30]).rstrip(b"\n"))
-    (folder / "b.jsonl.gz").write_bytes(
-        gzip.compress(jsonl(texts[30:40])) + gzip.compress(jsonl(texts[40:60]))
-    )
-    (folder / "c.jsonl.zst").write_bytes(zstd_frames(jsonl(texts[60:90]), 5))
-    (folder / "d.jsonl.zstd").write_bytes(
-        zstd_frames(jsonl([*texts[90:100], "", *texts[100:110]]), 3)
-    )
-    table = pa.table({"text": texts[110:], "id": list(range(30))})
-    pq.write_table(table, folder / "e.parquet", row_group_size=7)
-    (folder / "README.md").write_text("not a shard")
-    return folder, texts
-
-
-def run(corpus, tokenizer, out, **flags) -> dict:
-    prepare.main(
-        prepare.Args(input=(str(corpus),), tokenizer=tokenizer, out=out, **{"workers": 1, **flags})
-    )
-    return artifact.read_manifest(out, "corpus")
-
-
-def expected_ids(tokenizer: Path, texts) -> list[list[int]]:
-    from tokenizers import Tokenizer
-
-    tok = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    tok.encode_special_tokens = True
-    return [[*tok.encode(t, add_special_tokens=False).ids, 0] for t in texts]
-
-
-def read_with_megatron(prefix: Path) -> list[list[int]]:
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
-
-    dataset = IndexedDataset(str(prefix))
-    assert len(dataset.document_indices) == len(dataset) + 1
-    return [dataset[i].tolist() for i in range(len(dataset))]
+from tests.pretrain.texts import (
+    ROOT,
+    Stop,
+    documents,
+    expected_ids,
+    jsonl,
+    read_with_megatron,
+    run,
+    zstd_frames,
+)
 
 
 def test_megatron_reads_what_the_tokenizer_says(corpus, tokenizer, tmp_path):
@@ -145,111 +73,6 @@ def test_large_vocabularies_are_int32(tokenizer, tmp_path):
     assert found[1][-1] == 0
 
 
-BAD = [
-    (b"{not json}\n", r"line 2: is not JSON"),
-    (b'{"txt": "x"}\n', r"line 2: has no field 'text'"),
-    (b'{"text": 5}\n', r"line 2: has int, not text, in field 'text'"),
-    (b'["text"]\n', r"line 2: is a JSON list, not an object"),
-    (b'{"text": "\xff"}\n', r"line 2: is not UTF-8"),
-    (b'{"text": "\\ud800"}\n', r"line 2: has a broken UTF-16 surrogate"),
-    (b"[" * 200_000 + b"\n", r"line 2: is not JSON"),
-]
-
-
-@pytest.mark.parametrize(("line", "message"), BAD)
-def test_a_bad_line_is_named(tokenizer, tmp_path, line, message):
-    shard = tmp_path / "in" / "bad.jsonl"
-    shard.parent.mkdir()
-    good = jsonl(["first"])
-    shard.write_bytes(good + line + b"\n" + jsonl(["last"]))
-    with pytest.raises(UserError, match=message) as caught:
-        run(shard, tokenizer, tmp_path / "c")
-    assert str(shard) in str(caught.value)
-    assert "--skip-bad-lines N" in str(caught.value)
-    assert [p.name for p in tmp_path.iterdir()] == ["in"], "nothing half-written"
-    extra = run(shard, tokenizer, tmp_path / "c", skip_bad_lines=1)["extra"]
-    assert (extra["documents"], extra["bad_lines"]) == (2, 1)
-    assert f"{shard}: line 2: " in extra["first_bad_lines"][0]
-
-
-def test_the_limit_of_bad_lines_counts_over_all_shards(tokenizer, tmp_path):
-    for name in "ab":
-        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(["x"]) + b"{}\n" + b"{}\n")
-    pattern = tmp_path / "*.jsonl"
-    with pytest.raises(UserError, match=r"4 bad lines, the last .*b\.jsonl: line 3"):
-        run(pattern, tokenizer, tmp_path / "c", skip_bad_lines=3)
-    assert run(pattern, tokenizer, tmp_path / "c", skip_bad_lines=4)["extra"]["bad_lines"] == 4
-
-
-def test_a_worker_s_bad_line_ends_the_run(tokenizer, tmp_path):
-    for name in "abc":
-        (tmp_path / f"{name}.jsonl").write_bytes(jsonl(["x"] * 5) + b"{}\n")
-    with pytest.raises(UserError, match=r"line 6: has no field 'text'"):
-        run(tmp_path, tokenizer, tmp_path / "c", workers=2)
-
-
-def test_overlong_lines_are_bad_lines(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("gatewright.documents.MAX_LINE_BYTES", 3_000_000)
-    (tmp_path / "a.jsonl").write_bytes(
-        jsonl(["one"]) + jsonl(["y" * 5_000_000]) + jsonl(["two"]) + jsonl(["z" * 4_000_000])
-    )
-    extra = run(tmp_path / "a.jsonl", tokenizer, tmp_path / "c", skip_bad_lines=2)["extra"]
-    assert extra["documents"] == 2
-    assert [b.split(": ", 1)[1] for b in extra["first_bad_lines"]] == [
-        "line 2: is longer than 2 MiB",
-        "line 4: is longer than 2 MiB",
-    ]
-
-
-def test_a_compressed_file_cut_short_is_an_error(tokenizer, tmp_path):
-    shard = tmp_path / "cut.jsonl.zst"
-    shard.write_bytes(zstd_frames(jsonl(documents(50)), 2)[:-20])
-    with pytest.raises(UserError, match=r"cut\.jsonl\.zst: cannot be read to its end"):
-        run(shard, tokenizer, tmp_path / "c")
-    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "p.parquet")
-    with pytest.raises(UserError, match="has no column 'text'; its columns: body"):
-        run(tmp_path / "p.parquet", tokenizer, tmp_path / "c")
-    (tmp_path / "q.parquet").write_bytes(b"PAR1 nonsense")
-    with pytest.raises(UserError, match=r"q\.parquet: cannot be read as parquet"):
-        run(tmp_path / "q.parquet", tokenizer, tmp_path / "c")
-
-
-@pytest.mark.parametrize("content", [b"", jsonl([""])])
-def test_a_corpus_without_text_is_refused_and_leaves_nothing(tokenizer, tmp_path, content):
-    (tmp_path / "none.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match=r"no document with text in .*none\.jsonl"):
-        run(tmp_path / "none.jsonl", tokenizer, tmp_path / "c")
-    assert [p.name for p in tmp_path.iterdir() if "prepare-" in p.name or p.name == "c"] == []
-
-
-def test_null_rows_of_parquet_are_bad_rows(tokenizer, tmp_path):
-    pq.write_table(pa.table({"text": ["a", None, "b"]}), tmp_path / "p.parquet")
-    with pytest.raises(UserError, match=r"p\.parquet: row 2: has no 'text' \(null\)"):
-        run(tmp_path / "p.parquet", tokenizer, tmp_path / "c")
-
-
-def test_bad_flags_end_with_code_2(corpus, tokenizer, tmp_path):
-    def stderr(*flags):
-        done = subprocess.run(
-            [sys.executable, "-m", "pretrain.prepare", *map(str, flags)],
-            cwd=ROOT, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2, done.stderr
-        assert done.stderr.count("\n") == 1
-        return done.stderr
-
-    out = ("--out", tmp_path / "c")
-    given = ("--input", corpus[0], "--tokenizer", tokenizer)
-    assert "matches no file" in stderr(
-        "--input", tmp_path / "*.none", "--tokenizer", tokenizer, *out
-    )
-    assert "unknown format" in stderr("--input", __file__, "--tokenizer", tokenizer, *out)
-    assert "no tokenizer.json" in stderr("--input", corpus[0], "--tokenizer", tmp_path, *out)
-    assert "did you mean '--workers'" in stderr(*given, *out, "--worker", 2)
-    assert "did you mean 'nemotron_cc_hq'" in stderr(*given, *out, "--blend", "nemotron-cc-hq")
-    assert "exists: remove it" in stderr(*given, "--out", tmp_path)
-
-
 def partitioned(folder: Path) -> dict[str, list[str]]:
     texts = {}
     for n, (name, path) in enumerate(
@@ -292,6 +115,19 @@ def test_named_blend_of_nemotron_cc(tokenizer, tmp_path):
     assert extra["unigram_entropy_nats"] == pytest.approx(entropy, rel=1e-12)
 
 
+def test_partitions_may_be_called_by_numbers(tokenizer, tmp_path):
+    """As the shards of the work folder are."""
+    texts = {name: documents(20, start=100 * int(name)) for name in "0123"}
+    for name, written in texts.items():
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for i in range(2):
+            (tmp_path / "data" / name / f"{i}.jsonl").write_bytes(jsonl(written[i::2]))
+    run(tmp_path / "data", tokenizer, tmp_path / "c", blend="partitions")
+    for name, written in texts.items():
+        want = expected_ids(tokenizer, written[::2] + written[1::2])
+        assert read_with_megatron(tmp_path / "c" / name) == want
+
+
 def test_partitions_of_v2_are_folders(tokenizer, tmp_path):
     for name in ("High-Quality", "Diverse-QA", "Medium-Quality"):
         (tmp_path / "v2" / name).mkdir(parents=True)
@@ -312,10 +148,6 @@ def test_partitions_of_v2_are_folders(tokenizer, tmp_path):
             blend="partitions",
             weights=("high-quality=1",),
         )
-
-
-class Stop(Exception):
-    pass
 
 
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
@@ -354,7 +186,7 @@ def test_a_torn_append_is_cut_back(corpus, tokenizer, tmp_path, monkeypatch):
 
     def dying(path, value):
         if path.name == "commit.json" and value["text"]["shards"] == 3:
-            with open(path.parent / "text.bin", "ab") as f:
+            with open(path.parent / "part-text.bin", "ab") as f:
                 f.write(b"half of the next shard")
             raise Stop
         real(path, value)

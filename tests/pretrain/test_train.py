@@ -1,17 +1,14 @@
-"""`python -m pretrain.train` end to end: a run, its files, its death and its return."""
+"""`python -m pretrain.train` end to end: a run, its files, and what it refuses."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
-import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,94 +16,7 @@ from gatewright import artifact
 from gatewright.errors import UserError
 from pretrain import train
 from tests.gatewright.megatron import tiny
-
-ROOT = Path(__file__).resolve().parents[2]
-STEPS = 64
-FLAGS = {
-    "--train.steps": STEPS,
-    "--train.lr-warmup-steps": 2,
-    "--train.seq-len-tokens": 32,
-    "--checkpoint.every-steps": 8,
-    "--train.lr": 0.01,
-    "--train.init-std": 0.1,
-    "--model.d-model": 32,
-    "--model.n-layers": 2,
-    "--model.head-dim": 8,
-}
-
-
-def flags(recipe: str, **more: int) -> list[str]:
-    """Return the recipe's name and the flags that make its model tiny."""
-    named = {f"--model.{name.replace('_', '-')}": value for name, value in more.items()}
-    return [recipe, *(str(part) for pair in (FLAGS | named).items() for part in pair)]
-
-
-MAMBA = flags("mamba2_debug_cpu", d_state=8, chunk_size=16)
-LLAMA = flags("llama_debug_cpu", n_heads=4, n_kv_heads=2, ffn_dim=64)
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A tokenizer folder and a corpus folder with the manifests that their stages write."""
-    from tokenizers import Tokenizer, models
-
-    folder = tmp_path_factory.mktemp("inputs")
-    tokenizer, corpus = folder / "tokenizer", folder / "corpus"
-    with artifact.create(tokenizer, kind="tokenizer") as tmp:
-        vocabulary = {f"t{i}": i for i in range(tiny.VOCAB)}
-        Tokenizer(models.WordLevel(vocabulary, unk_token="t0")).save(str(tmp / "tokenizer.json"))
-    extra = {"eod_id": tiny.EOD, "unigram_entropy_nats": 5.5, "vocab_size": tiny.VOCAB}
-    with artifact.create(
-        corpus, kind="corpus", parents={"tokenizer": tokenizer}, extra=extra
-    ) as tmp:
-        tiny.write_corpus(tmp)
-    return {"tokenizer": tokenizer, "corpus": corpus}
-
-
-def command(inputs: dict[str, Path], out: Path, recipe_and_flags: list[str]) -> list[str]:
-    recipe, *rest = recipe_and_flags
-    folders = ["--data", str(inputs["corpus"]), "--tokenizer", str(inputs["tokenizer"])]
-    return [recipe, *folders, "--out", str(out), *rest]
-
-
-def start(
-    arguments: list[str], launcher: tuple[str, ...] = (), **more: Any
-) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", *launcher, "-m", "pretrain.train", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
-
-
-def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == code, err[-4000:]
-    return out if code == 0 else out + err
-
-
-def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and process.poll() is None:
-        metrics = out / "metrics.jsonl"
-        if metrics.exists() and metrics.read_text().count("\n") >= step:
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"never reached step {step}: {process.communicate()}")
-
-
-@pytest.fixture(scope="module")
-def whole(inputs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An uninterrupted Mamba-2 run."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    printed = finish(start(command(inputs, out, MAMBA)))
-    assert "final loss" in printed
-    assert "unigram entropy of the corpus 5.500" in printed
-    return out
+from tests.pretrain.training import LLAMA, MAMBA, STEPS, TORCHRUN, command, finish, start
 
 
 def test_a_run_leaves_what_the_next_stages_read(whole: Path, inputs: dict[str, Path]) -> None:
@@ -125,48 +35,6 @@ def test_a_run_leaves_what_the_next_stages_read(whole: Path, inputs: dict[str, P
     assert list((whole / "tensorboard").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("more", "kills"),
-    [([], 1), (["--checkpoint.asynchronous", "--checkpoint.every-steps", "1"], 2)],
-    ids=["between saves", "while saving"],
-)
-def test_killed_and_started_again_equals_never_killed(
-    more: list[str], kills: int, whole: Path, inputs: dict[str, Path], tmp_path: Path
-) -> None:
-    """kill -9 at random moments; with a save in flight at every step, also during a save."""
-    out = tmp_path / "run"
-    arguments = [*command(inputs, out, MAMBA), *more]
-    rng = random.Random(kills)
-    done = 0
-    for _ in range(kills):
-        process = start(arguments)
-        wait_for_step(out, done + rng.randint(8, 13), process)
-        time.sleep(rng.uniform(0, 0.05))
-        process.kill()
-        process.communicate()
-        done = len(tiny.losses(out))
-        assert done < STEPS
-        assert not (out / "manifest.json").exists()
-    finish(start(arguments))
-    assert tiny.losses(out) == tiny.losses(whole)  # bit for bit
-    assert not list(out.glob(".iter_*"))
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_and_leaves_with_the_documented_code(
-    number: int, inputs: dict[str, Path], tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    endless = [*LLAMA, "--train.steps", "100000", "--checkpoint.every-steps", "90000"]
-    process = start(command(inputs, out, endless))
-    wait_for_step(out, 3, process)
-    process.send_signal(number)
-    printed = finish(process, code=75)
-    assert signal.Signals(number).name in printed
-    saved = (out / "latest").read_text().strip()
-    assert f"iter_{tiny.metrics(out)[-1]['step']:07d}" == saved
-
-
 def test_the_gate_offset_shifts_what_training_starts_from(
     whole: Path, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -179,9 +47,6 @@ def test_the_gate_offset_shifts_what_training_starts_from(
     for layer in before:
         A_log, shifted = before[layer][0], after[layer][0]
         assert [a - 2 for a in A_log] == pytest.approx(shifted, abs=1e-5)
-
-
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def test_torchrun_starts_it_and_splits_the_model(
@@ -214,18 +79,26 @@ def test_a_run_starts_from_another_checkpoints_weights(
     hf = tmp_path / "hf"
     convert.convert(whole, "hf", hf, tokenizer=None, check=False)
     again = [*MAMBA, "--train.steps", "3", "--train.lr", "0.001", "--train.min-lr", "0"]
+    theirs = tmp_path / "mamba_ssm"
+    convert.convert(whole, "mamba_ssm", theirs, check=False)
     losses = []
-    for source in (whole, hf):
+    for source in (whole, hf, theirs):
         out = tmp_path / f"from-{source.name}"
         finish(start([*command(inputs, out, again), "--init-from", str(source)]))
         manifest = artifact.read_manifest(out, "pretrain")
         assert manifest["parents"]["init_from"]["content_hash"] == artifact.content_hash(source)
         assert not list(out.glob(".init*"))
         losses.append(tiny.losses(out))
-    assert losses[0] == losses[1]  # bit for bit
+    assert losses[0] == losses[1] == losses[2]  # bit for bit
     old = tiny.losses(whole)
     assert losses[0][0] == pytest.approx(sum(old[-7:]) / 7, abs=0.25)
     assert losses[0][0] < old[0] - 0.3
+
+    out = tmp_path / "two"
+    two = [*command(inputs, out, again), "--parallel.tensor", "2", "--init-from"]
+    finish(start([*two, str(hf)], TORCHRUN))
+    assert tiny.losses(out) == pytest.approx(losses[0], abs=1e-5)
+    assert not list(out.glob(".init*"))
 
     def error(*more: str) -> str:
         arguments = [*command(inputs, tmp_path / "out", again), "--init-from", str(hf), *more]
@@ -243,6 +116,29 @@ def test_a_run_starts_from_another_checkpoints_weights(
     assert "shifts freshly initialised gates" in error("--init-gate-offset", "1")
     (hf / "model.safetensors").unlink()
     assert "model.safetensors: has 0 bytes" in error()
+
+
+def test_processes_do_not_wait_for_one_that_could_not_convert(
+    whole: Path, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    import safetensors.torch as st
+
+    from gatewright.checkpoints import convert
+
+    hf = tmp_path / "hf"
+    convert.convert(whole, "hf", hf, tokenizer=None, check=False)
+    (hf / "manifest.json").unlink()
+    tensors = st.load_file(hf / "model.safetensors")
+    missing = next(name for name in tensors if name.endswith("A_log"))
+    del tensors[missing]
+    st.save_file(tensors, hf / "model.safetensors", metadata={"format": "pt"})
+    whole_model = [*MAMBA, "--parallel.tensor", "2"]
+    arguments = [*command(inputs, tmp_path / "run", whole_model), "--init-from", str(hf)]
+    started = time.monotonic()
+    printed = finish(start(arguments, TORCHRUN), code=1)  # torchrun's own code for a failure
+    assert time.monotonic() - started < 100  # gloo would wait for ten minutes
+    assert printed.count(f"error: --init-from {hf}: ") == 2
+    assert missing in printed
 
 
 def test_bad_input_is_one_line_and_touches_nothing(
@@ -270,6 +166,13 @@ def test_bad_input_is_one_line_and_touches_nothing(
     assert "has no gates" in error([*command(inputs, out, LLAMA), "--init-gate-offset", "1"])
     assert "must be finite" in error([*good, "--init-gate-offset", "inf"])
     assert "already finished" in error(command(inputs, whole, MAMBA))
+    for flags, message in (
+        (["--train.global-batch-sequences", "6"], "6 is not a multiple of micro batch 4"),
+        (["--parallel.tensor", "2"], "1 processes cannot hold copies"),
+        (["--parallel.pipeline", "3"], "model.n_layers 2 is not a multiple"),
+        (["--train.seq-len-tokens", "4096"], "raise that"),
+    ):
+        assert message in error([*good, *flags])
     assert not out.exists()
 
 
@@ -301,8 +204,22 @@ def test_another_configuration_is_not_mixed_into_a_run(
     with pytest.raises(UserError, match="is not empty"):
         train.open_run(parsed, resolved, hashes)
     (out / "somebody's").unlink()
-    train.open_run(parsed, resolved, hashes)
+    faster = dataclasses.replace(resolved, train=dataclasses.replace(resolved.train, lr=0.1))
+    deeper = dataclasses.replace(resolved, model=dataclasses.replace(resolved.model, n_layers=3))
+    train.open_run(parsed, faster, hashes)
+    (out / "data-index").mkdir()
+    train.open_run(parsed, resolved, hashes)  # nothing was trained with the other rate
+    kept = (out / "config.json").read_text()
+    (out / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    with pytest.raises(UserError, match="holds a run with another architectures"):
+        train.open_run(parsed, resolved, hashes)  # not one of ours
+    (out / "config.json").write_text(kept)
+    (out / "metrics.jsonl").touch()
     train.open_run(parsed, resolved, hashes)  # the same run may go on
-    for flag, value in (("--train.lr", "0.1"), ("--model.n-layers", "3")):
-        printed = finish(start([*args, flag, value]), code=2)
-        assert f"another {flag.lstrip('-').replace('-', '_')}" in printed
+    for other, name in ((faster, "train.lr"), (deeper, "model.n_layers")):
+        with pytest.raises(UserError, match=f"another {name}:"):
+            train.open_run(parsed, other, hashes)
+    for damaged in ("{", "[]", '"config"'):
+        (out / "config.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"config\.json: is damaged"):
+            train.open_run(parsed, resolved, hashes)

@@ -100,17 +100,27 @@ class Samples:
     """A split's samples, memory-mapped.
 
     Raises:
-        UserError: a file is missing or shorter than the index says.
+        UserError: a file is missing or damaged, or does not match the index.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         for name in ("tokens.bin", "mask.bin", "samples.npy"):
             if not (folder / name).is_file():
                 raise UserError(f"{folder / name}: is missing; run sft.prepare again")
-        self.index = np.load(folder / "samples.npy")
-        if self.index.dtype != SAMPLE:
-            raise UserError(f"{folder / 'samples.npy'}: has another format; run sft.prepare again")
-        total = int(self.index["length"].sum())
+        path = folder / "samples.npy"
+        try:
+            with open(path, "rb") as f:
+                self.index = np.lib.format.read_array(f, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as e:
+            raise UserError(f"{path}: is damaged ({e}); run sft.prepare again") from e
+        if self.index.dtype != SAMPLE or self.index.ndim != 1:
+            raise UserError(f"{path}: has another format; run sft.prepare again")
+        lengths = self.index["length"].astype(np.int64)
+        ends = np.cumsum(lengths)
+        if (lengths < 1).any() or (self.index["start"] != ends - lengths).any():
+            raise UserError(f"{path}: its samples do not follow each other; run sft.prepare again")
+        total = int(lengths.sum())
         self._tokens = _map(folder / "tokens.bin", np.dtype("<i4"), total)
         self._mask = _map(folder / "mask.bin", np.dtype(np.uint8), total)
 
@@ -121,6 +131,21 @@ class Samples:
         """Return (token ids, loss mask) of sample i, shape (length,) each."""
         start, length = int(self.index[i]["start"]), int(self.index[i]["length"])
         return self._tokens[start : start + length], self._mask[start : start + length]
+
+    def require_ids_below(self, vocab_size: int) -> None:
+        """Look through all token ids: one beyond the embedding ends a GPU without a word of it.
+
+        Raises:
+            UserError: one is negative or not below `vocab_size`.
+        """
+        for first in range(0, len(self._tokens), 2**24):
+            part = self._tokens[first : first + 2**24]
+            for wrong in (int(part.min()), int(part.max())):
+                if not 0 <= wrong < vocab_size:
+                    raise UserError(
+                        f"{self.folder / 'tokens.bin'}: holds the token id {wrong}, and ids end "
+                        f"at {vocab_size - 1}; run sft.prepare again"
+                    )
 
 
 def _map(path: Path, dtype: np.dtype, count: int) -> NDArray:

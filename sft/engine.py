@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +184,28 @@ def gradient_norm(engine: Any) -> float | None:
     return float(torch.nn.utils.get_total_norm(gradients))
 
 
+def first_for_all(work: Callable[[], None]) -> None:
+    """Run `work` on rank 0 while the others wait; if it refuses, all leave, and rank 0 says why.
+
+    Raises:
+        UserError: on rank 0, what `work` raised.
+        SystemExit: on the others, with exit code 2.
+    """
+    import torch.distributed as dist
+
+    refusal: list[UserError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            work()
+        except UserError as e:
+            refusal = [e]
+    dist.broadcast_object_list(refusal, src=0)
+    if refusal[0] is not None:
+        if dist.get_rank() == 0:
+            raise refusal[0]
+        raise SystemExit(2)
+
+
 @contextlib.contextmanager
 def gathered(engine: Any, *, change: bool = False) -> Iterator[nn.Module]:
     """Give whole parameters for the block: under ZeRO-3 each rank else holds a piece.
@@ -248,18 +270,30 @@ def save_checkpoint(engine: Any, folder: Path, step: int, state: dict[str, Any],
     if rank == 0:
         shutil.rmtree(folder / tag, ignore_errors=True)
         os.rename(folder / partial, folder / tag)
-        artifact.write_json(folder / LATEST, {"tag": tag, "step": step})
+        facts = {"tag": tag, "step": step, "processes": dist.get_world_size()}
+        artifact.write_json(folder / LATEST, facts)
         for old in sorted(folder.glob("step_*"))[:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     dist.barrier()
 
 
-def latest_checkpoint(folder: Path) -> tuple[str, int] | None:
-    """Return (tag, step) of the newest complete checkpoint, None if there is none."""
+def latest_checkpoint(folder: Path, processes: int) -> tuple[str, int] | None:
+    """Return (tag, step) of the newest complete checkpoint, None if there is none.
+
+    Raises:
+        UserError: another number of processes than `processes` wrote it: its optimizer is cut
+            into as many parts.
+    """
     pointer = folder / LATEST
     if not pointer.is_file():
         return None
     found = json.loads(pointer.read_text())
+    wrote = found.get("processes", processes)
+    if wrote != processes:
+        raise UserError(
+            f"{folder / found['tag']}: was written by {wrote} processes and cannot be resumed by "
+            f"{processes}; start {wrote} (torchrun --nproc-per-node)"
+        )
     return found["tag"], found["step"]
 
 

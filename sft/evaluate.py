@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,17 +63,6 @@ def held_out_loss(
     engine.train()
     total, count = all_sum([total, count], device)
     return total / count if count else None
-
-
-def load_questions(folder: Path, limit: int) -> list[dict[str, Any]]:
-    """Return the first held-out questions that call a tool (see `sft.prepare`)."""
-    questions: list[dict[str, Any]] = []
-    with open(folder / "held_out.jsonl", encoding="utf-8") as f:
-        for line in f:
-            if len(questions) == limit:
-                break
-            questions.append(json.loads(line))
-    return questions
 
 
 def judge(parsed: Parsed, gold: Sequence[dict[str, Any]], pool: set[str]) -> dict[str, bool]:

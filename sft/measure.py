@@ -12,12 +12,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from gatewright import artifact, cli, launch
+from gatewright import cli, launch
 from gatewright.errors import UserError
+
+if TYPE_CHECKING:
+    from gatewright.chat import Renderer
+    from sft.parent import Parent
 
 
 @dataclass(frozen=True)
@@ -38,40 +42,64 @@ class Args:
     """Prompts at a time."""
 
 
-def measure(args: Args) -> Iterator[dict[str, Any]]:
-    """Yield the shares of right, parsed and hallucinated answers, a row per pool size.
+@dataclass(frozen=True)
+class Inputs:
+    """What is measured, checked before a model is loaded."""
+
+    parent: Parent
+    manifest: dict[str, Any]
+    questions: list[dict[str, Any]]
+    pool_sizes: list[int]
+    renderer: Renderer
+
+
+def check(args: Args) -> Inputs:
+    """Read the inputs and refuse what cannot be measured.
 
     Raises:
         UserError: the model does not fit the data, or the data has no questions or tools enough.
     """
-    from gatewright.chat import Renderer
     from sft import parent
-    from sft.engine import process_group, use_device
-    from sft.evaluate import call_accuracy, load_questions
-    from sft.pools import PoolBuilder
+    from sft.held_out import load_questions, load_renderer, load_tools
+    from sft.inputs import read_data_manifest
 
     sizes = cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)
-    if args.questions < 1:
-        raise UserError(f"--questions {args.questions}: give a positive number")
-    manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
+    for name in ("questions", "new_tokens", "batch_size"):
+        if getattr(args, name) < 1:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} {getattr(args, name)}: give a positive number")
+    manifest = read_data_manifest(args.data)
     found = parent.inspect(args.model)
     parent.check_vocabulary(found, args.data, manifest)
     questions = load_questions(args.data, args.questions)
     if not questions:
         raise UserError(f"--data {args.data}: holds no held-out chat with a call")
-    with open(args.data / "tools.jsonl", encoding="utf-8") as f:
-        tools = [json.loads(line) for line in f]
-    config = manifest["config"]
-    if max(sizes) > len(tools):
-        raise UserError(f"--pool-sizes {max(sizes)}: the data's tool corpus holds {len(tools)}")
-    builder = PoolBuilder(tools, config["max_pool_size"], config["order"], config["seed"])
+    tools = len(load_tools(args.data))
+    if max(sizes) > tools:
+        raise UserError(f"--pool-sizes {max(sizes)}: the data's tool corpus holds {tools}")
+    return Inputs(found, manifest, questions, sizes, load_renderer(args.data, manifest))
+
+
+def measure(args: Args) -> Iterator[dict[str, Any]]:
+    """Yield the shares of right, parsed and hallucinated answers, a row per pool size.
+
+    Raises:
+        UserError: see `check`.
+    """
+    from sft import parent
+    from sft.engine import process_group, use_device
+    from sft.evaluate import call_accuracy
+    from sft.held_out import pool_builder
+
+    inputs = check(args)
+    questions = inputs.questions
+    builder = pool_builder(args.data, inputs.manifest)
     device = use_device()
-    renderer = Renderer.load(args.data / "tokenizer")
     with process_group(device, deepspeed=False):
-        model = parent.load(found).to(device).eval()
-        for k in sizes:
+        model = parent.load(inputs.parent).to(device).eval()
+        for k in inputs.pool_sizes:
             shares = call_accuracy(
-                model, renderer, builder, questions, k, args.new_tokens, (0, 1), device,
+                model, inputs.renderer, builder, questions, k, args.new_tokens, (0, 1), device,
                 args.batch_size,
             )  # fmt: skip
             rounded = {name: round(value, 4) for name, value in shares.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,9 @@ from torch import nn
 
 from gatewright import artifact
 from gatewright.checkpoints.models_on_disk import TOKENIZER_FILES
+from gatewright.checkpoints.opening import read_config
 from gatewright.errors import UserError
+from gatewright.models import load_hf_model
 from sft.objective import FAMILIES, register_attention
 
 if TYPE_CHECKING:
@@ -52,24 +53,69 @@ def inspect(path: Path) -> Parent:
         artifact.require_whole(path, "--model", (".safetensors",))
     if not path.is_dir():
         raise UserError(f"--model {path}: no such folder")
-    try:
-        config = json.loads((path / "config.json").read_text())
-    except FileNotFoundError:
+    if not (path / "config.json").is_file():
         raise UserError(
             f"--model {path}: holds no config.json; give a Hugging Face model folder "
             "(python -m tools.convert CKPT --to hf makes one)"
-        ) from None
-    except json.JSONDecodeError as e:
-        raise UserError(f"--model {path / 'config.json'}: is not JSON ({e})") from e
-    family = config.get("model_type")
+        )
+    family = read_config(path).get("model_type")
     if family not in FAMILIES:
-        raise UserError(f"--model {path}: model_type {family!r} is neither mamba2 nor llama")
+        raise UserError(f"--model {path}: model_type {family!r:.80} is neither mamba2 nor llama")
+    config = sound_config(path, str(family))
     require_sound_weights(path)
     gate_scale = None
     if family == "mamba2":
         stated = extra.get("gate_scale", 1.0)
         gate_scale = None if stated is None else float(stated)
-    return Parent(path, family, gate_scale, int(config["vocab_size"]))
+    return Parent(path, str(family), gate_scale, config.vocab_size)
+
+
+_SIZES = {
+    "mamba2": (
+        "vocab_size", "hidden_size", "num_hidden_layers", "state_size", "num_heads", "head_dim",
+        "n_groups", "conv_kernel", "chunk_size",
+    ),
+    "llama": (
+        "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "head_dim",
+        "num_attention_heads", "num_key_value_heads",
+    ),
+}  # fmt: skip
+_DIVIDES = {
+    "mamba2": ("n_groups", "num_heads"),
+    "llama": ("num_key_value_heads", "num_attention_heads"),
+}
+
+
+def sound_config(path: Path, family: str) -> Any:
+    """Return a folder's configuration as transformers reads it, its sizes checked.
+
+    Raises:
+        UserError: transformers refuses it, or a size is none or does not fit another.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+    from transformers.activations import ACT2FN
+
+    source = f"--model {path / 'config.json'}"
+    wrong = (StrictDataclassError, ValueError, OSError, LookupError, TypeError, AttributeError)
+    try:
+        config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+    except (*wrong, ArithmeticError) as e:
+        said = " ".join(str(e).split())[:200]
+        raise UserError(f"{source}: {said}; mend it, or fetch it with the weights") from e
+    for name in _SIZES[family]:
+        size = getattr(config, name, None)
+        if type(size) is not int or size < 1:
+            raise UserError(f"{source}: {name} is {size!r:.80}; it must be a positive whole number")
+    part, whole = _DIVIDES[family]
+    if getattr(config, whole) % getattr(config, part):
+        raise UserError(
+            f"{source}: {part} {getattr(config, part)} does not divide {whole} "
+            f"{getattr(config, whole)}; fetch it with the weights"
+        )
+    if not isinstance(config.hidden_act, str) or config.hidden_act not in ACT2FN:
+        raise UserError(f"{source}: hidden_act {config.hidden_act!r:.80} is not known")
+    return config
 
 
 def require_sound_weights(path: Path) -> None:
@@ -111,7 +157,14 @@ def check_vocabulary(parent: Parent, data: Path, manifest: Mapping[str, Any]) ->
     Raises:
         UserError: the tokenizer has more tokens than the model, or is not the model's own.
     """
-    needed = int(manifest["extra"]["vocab_size"])
+    try:
+        needed = int(manifest["extra"]["vocab_size"])
+        drawn_with = str(manifest["extra"]["tokenizer_sha256"])
+    except (LookupError, TypeError, ValueError) as e:
+        raise UserError(
+            f"{data / artifact.MANIFEST}: is damaged ({type(e).__name__}: {e}); "
+            "run sft.prepare again"
+        ) from e
     if needed > parent.vocab_size:
         raise UserError(
             f"--model {parent.path}: its vocabulary of {parent.vocab_size} is smaller than the "
@@ -119,7 +172,7 @@ def check_vocabulary(parent: Parent, data: Path, manifest: Mapping[str, Any]) ->
             "data with the model's own tokenizer"
         )
     own = parent.path / "tokenizer.json"
-    if own.is_file() and artifact.sha256_file(own) != manifest["extra"]["tokenizer_sha256"]:
+    if own.is_file() and artifact.sha256_file(own) != drawn_with:
         raise UserError(
             f"--data {data}: was prepared with another tokenizer than the one in --model "
             f"{parent.path}; run sft.prepare --tokenizer {parent.path}"
@@ -127,7 +180,12 @@ def check_vocabulary(parent: Parent, data: Path, manifest: Mapping[str, Any]) ->
 
 
 def load(parent: Parent) -> PreTrainedModel:
-    """Return the model with fp32 weights, ready for packed samples."""
+    """Return the model with fp32 weights, ready for packed samples.
+
+    Raises:
+        UserError: the weights are damaged, lack a tensor, or one has another shape than the
+            config says.
+    """
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -138,12 +196,11 @@ def load(parent: Parent) -> PreTrainedModel:
         from gatewright.kernels import bind_transformers
 
         bind_transformers()
-        return Mamba2ForCausalLM.from_pretrained(str(parent.path), **kwargs)
+        return load_hf_model(Mamba2ForCausalLM, parent.path, **kwargs)
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(
-        str(parent.path), attn_implementation=register_attention(), **kwargs
-    )
+    kwargs["attn_implementation"] = register_attention()
+    return load_hf_model(LlamaForCausalLM, parent.path, **kwargs)
 
 
 def save(model: nn.Module, out: Path, tokenizer: Path, stop_ids: list[int]) -> None:

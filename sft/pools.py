@@ -36,6 +36,10 @@ class ToolCorpus:
     Args:
         limit: most tools to hold.
         seed: which sample.
+
+    Attributes:
+        seen_over_limit: how often a tool came that there was no room for (the same one may
+            come again: their names are not kept).
     """
 
     def __init__(self, limit: int, seed: int = 0) -> None:
@@ -117,7 +121,7 @@ class PoolBuilder:
         self.seed = seed
         counts = [_counts(tool) for tool in self.corpus]
         self._index = bm25.BM25(counts)
-        self._average_length = sum(c.total() for c in counts) / len(counts)
+        self._average_length = max(sum(c.total() for c in counts), 1) / len(counts)
         self._slot = {tool["function"]["name"]: i for i, tool in enumerate(self.corpus)}
 
     def rank(

@@ -129,7 +129,7 @@ class Maker:
         number, where, line = numbered
         outcome = Outcome(number, where, [], [])
         try:
-            chat = read_row(line, where, self.args.reasoning)
+            chat = read_row(line, self.args.reasoning)
             outcome.repairs = chat.repairs
             outcome.is_held_out = is_held_out(chat.id, self.args)
             for copy in range(1 if outcome.is_held_out else self.args.copies):
@@ -161,7 +161,9 @@ class Maker:
                     "first assistant turn beyond the context",
                     f"{len(encoded.input_ids)} tokens, --context-tokens {self.args.context_tokens}",
                 )
-            gone = {t["function"]["name"] for t in spare[len(spare) // 2 :]}
+            keep = len(spare) // 2
+            worst = spare[: len(spare) - keep] if self.args.order == "best-last" else spare[keep:]
+            gone = {t["function"]["name"] for t in worst}
             tools = [t for t in tools if t["function"]["name"] not in gone]
             outcome.repairs.append("pool made smaller to fit the context")
         if any(encoded.assistant_mask[end:]):
@@ -250,7 +252,7 @@ def collect_tools(args: Args) -> ToolCorpus:
     first_drop = "there is none"
     for _, where, line in numbered_lines(args.input, "collecting tools"):
         try:
-            corpus.add(read_row(line, where).tools)
+            corpus.add(read_row(line, args.reasoning).tools)
             usable += 1
         except Dropped as e:
             if args.strict:
@@ -260,6 +262,38 @@ def collect_tools(args: Args) -> ToolCorpus:
     if not usable:
         raise UserError(f"no row of the input is usable; the first: {first_drop}")
     return corpus
+
+
+def require_drawn_answers(renderer: Renderer, folder: Path) -> None:
+    """Refuse a template that loses what is to be learned: a text or a call of the assistant.
+
+    Raises:
+        UserError: its assistant spans are empty, or a drawn call does not read back.
+    """
+    function = {"name": "probe", "arguments": {"word": "alpha"}}
+    parameters = {"type": "object", "properties": {"word": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "probe", "parameters": parameters}}
+    call = {"id": "call00000", "type": "function", "function": function}
+    answers: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "alpha"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    said = []
+    for answer in answers:
+        encoded = renderer.encode([{"role": "user", "content": "?"}, answer], [tool])
+        own = [i for i, one in zip(encoded.input_ids, encoded.assistant_mask, strict=True) if one]
+        said.append(renderer.tokenizer.decode(own, skip_special_tokens=False))
+    if "alpha" not in said[0]:
+        raise UserError(
+            f"--tokenizer {folder}: the {{% generation %}} spans of its chat template do not hold "
+            "what the assistant says; tokenizer.adopt --template ours gives it one that does"
+        )
+    calls = renderer.parse(said[1]).calls
+    if [(c.name, c.arguments) for c in calls] != [("probe", {"word": "alpha"})]:
+        raise UserError(
+            f"--tokenizer {folder}: its chat template draws no tool call that reads back in the "
+            f"style {renderer.style}; tokenizer.adopt --template ours gives it one that does"
+        )
 
 
 def ids_needed(tokenizer: PreTrainedTokenizerFast) -> int:
@@ -293,9 +327,19 @@ def main(args: Args) -> None:
         raise UserError(f"--out {args.out} exists: remove it or choose another folder")
     from gatewright.chat import Renderer
 
+    if args.tokenizer.is_dir() and not (args.tokenizer / "tokenizer.json").is_file():
+        raise UserError(
+            f"--tokenizer {args.tokenizer}: holds no tokenizer.json; tokenizer.adopt --from "
+            f"{args.tokenizer} makes a folder that has one"
+        )
     renderer = Renderer.load(args.tokenizer, reasoning=args.reasoning == "keep")
-    renderer.encode([{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}])
+    require_drawn_answers(renderer, args.tokenizer)
     corpus = collect_tools(args)
+    if not len(corpus):
+        raise UserError(
+            f"--input {args.input[0]}{' ...' if args.input[1:] else ''}: no usable row offers a "
+            "tool, so there are no pools to draw; give chats with tools"
+        )
     if args.max_pool_size > len(corpus):
         raise UserError(
             f"--max-pool-size {args.max_pool_size}: the usable rows of {args.input[0]}"

@@ -9,6 +9,8 @@ tool-calling chats repeat their schemas and a third epoch tends to overfit them.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Literal
 
 from gatewright.config import Recipes
@@ -16,6 +18,26 @@ from gatewright.errors import UserError
 
 Curriculum = Literal["fixed", "ramp", "gated"]
 Precision = Literal["fp32", "bf16"]
+
+
+_RANGES: tuple[tuple[tuple[str, ...], Callable[[float], bool], str], ...] = (
+    (
+        ("context_tokens", "global_batch_packs", "micro_batch_packs", "keep_checkpoints",
+         "log_every", "eval_new_tokens", "start_pool_size"),
+        lambda x: x >= 1, "at least 1",
+    ),
+    (
+        ("steps", "lr_warmup_steps", "checkpoint_every", "eval_every", "eval_packs", "eval_calls",
+         "early_stop"),
+        lambda x: x >= 0, "at least 0",
+    ),
+    (("lr", "eps"), lambda x: 0 < x < math.inf, "a positive number"),
+    (("epochs", "weight_decay", "clip_norm"), lambda x: 0 <= x < math.inf, "at least 0"),
+    (("beta1", "beta2"), lambda x: 0 <= x < 1, "a number in [0, 1)"),
+    (("min_lr_ratio",), lambda x: 0 <= x <= 1, "a share in [0, 1]"),
+    (("ramp_share", "gate_threshold"), lambda x: 0 < x <= 1, "a share in (0, 1]"),
+)  # fmt: skip
+"""(fields of TrainConfig, what fits, what to give instead); NaN fits nowhere."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +109,11 @@ class TrainConfig:
     """Fixes the order of the samples."""
 
     def __post_init__(self) -> None:
-        for name in ("context_tokens", "global_batch_packs", "micro_batch_packs"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{flag(name)} {getattr(self, name)}: give at least 1")
-        if self.lr <= 0:
-            raise UserError(f"--train.lr {self.lr}: give a positive rate")
-        if self.steps < 0 or (self.steps == 0 and self.epochs <= 0):
+        for names, fits, wanted in _RANGES:
+            for name in names:
+                if not fits(getattr(self, name)):
+                    raise UserError(f"{flag(name)} {getattr(self, name)}: give {wanted}")
+        if self.steps == 0 and self.epochs == 0:
             raise UserError("--train.steps or --train.epochs: give a positive number")
         if self.global_batch_packs % self.micro_batch_packs:
             raise UserError(
@@ -101,25 +122,15 @@ class TrainConfig:
             )
         if not 0 <= self.zero_stage <= 3:
             raise UserError(f"--train.zero-stage {self.zero_stage}: choose 0, 1, 2 or 3")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise UserError(f"--train.min-lr-ratio {self.min_lr_ratio}: give a share in [0, 1]")
         if self.curriculum == "gated" and not (self.eval_every and self.eval_calls):
             raise UserError(
                 "--train.curriculum gated raises k on measured call accuracy: give "
                 "--train.eval-every and --train.eval-calls too"
             )
-        if not 0 < self.ramp_share <= 1:
-            raise UserError(f"--train.ramp-share {self.ramp_share}: give a share in (0, 1]")
-        if not 0 < self.gate_threshold <= 1:
-            raise UserError(f"--train.gate-threshold {self.gate_threshold}: give it in (0, 1]")
-        if self.start_pool_size < 1:
-            raise UserError(f"--train.start-pool-size {self.start_pool_size}: give at least 1")
         if self.early_stop and not self.eval_every:
             raise UserError("--train.early-stop counts evaluations: give --train.eval-every too")
         if self.early_stop and not self.eval_packs:
             raise UserError("--train.early-stop needs a held-out loss: give --train.eval-packs too")
-        if self.log_every < 1 or self.keep_checkpoints < 1:
-            raise UserError("--train.log-every, --train.keep-checkpoints: give at least 1")
 
 
 def flag(name: str) -> str:

@@ -11,17 +11,21 @@ is in doubt is dropped.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
+
+from gatewright.json_lines import strict_json
 
 Reasoning = Literal["drop", "keep", "render"]
 
 MAX_LINE_BYTES = 64 * 2**20
 """A longer line is dropped unread, so that one bad line cannot take the memory."""
+MAX_DETAIL_CHARS = 80
+"""A stranger's megabyte is not printed whole."""
 
 _ROLES = {
     "system": "system",
@@ -39,10 +43,15 @@ class Dropped(Exception):
 
     Attributes:
         reason: a short constant phrase, the line of the table.
-        detail: what exactly was found, for the warning that names file and line.
+        detail: what exactly was found, in one short line, for the warning that names file
+            and line.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
+        if len(detail) > MAX_DETAIL_CHARS:
+            detail = f"{detail[:MAX_DETAIL_CHARS]}..."
+        if not detail.isprintable():
+            detail = repr(detail)
         super().__init__(f"{reason}{f' ({detail})' if detail else ''}")
         self.reason = reason
         self.detail = detail
@@ -53,7 +62,7 @@ class Chat:
     """One usable conversation in OpenAI's form.
 
     Attributes:
-        id: the row's uuid, or `file:line` without one.
+        id: the row's uuid, or a hash of its line without one.
         messages: at most one system message (first), then the turns; the last is an
             assistant's.  `tool_calls[*].function.arguments` are objects; every tool message
             has a `tool_call_id`.
@@ -83,29 +92,6 @@ class Chat:
         return next((m["content"] for m in self.messages if m["role"] == "user"), "")
 
 
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is not a finite number")
-    return value
-
-
-def strict_json(text: str) -> Any:
-    """Parse JSON as the standard has it: no NaN, no Infinity, bounded depth.
-
-    Raises:
-        ValueError: anything that is not JSON.
-    """
-    try:
-        return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
-    except RecursionError as e:
-        raise ValueError("nested too deeply") from e
-
-
 def lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """Yield (line number from 1, line) of a JSONL file; None for a line beyond the limit.
 
@@ -123,11 +109,10 @@ def lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
                 yield number, line
 
 
-def read_row(line: bytes | None, where: str, reasoning: Reasoning = "drop") -> Chat:
+def read_row(line: bytes | None, reasoning: Reasoning = "drop") -> Chat:
     """Return the chat that one JSONL line holds.
 
     Args:
-        where: `file:line`, the id of a row without a uuid.
         reasoning: what becomes of `reasoning_content`: dropped, kept as a field for
             the template to draw, or rendered into the content as `<think>` text.
 
@@ -145,7 +130,21 @@ def read_row(line: bytes | None, where: str, reasoning: Reasoning = "drop") -> C
     repairs: Counter[str] = Counter()
     messages = _messages(row.get("messages"), reasoning, repairs)
     tools = _tools(row.get("tools"), messages, repairs)
-    return Chat(str(row.get("uuid") or where), messages, tools, list(repairs))
+    # Not its place: pools and held-out rows must not change with a file's name.
+    own_id = str(row.get("uuid") or hashlib.blake2b(line.strip(), digest_size=16).hexdigest())
+    chat = Chat(own_id, messages, tools, list(repairs))
+    if b"\\u" in line:  # the only way in: UTF-8 cannot say half a character
+        _require_whole_characters(chat)
+    return chat
+
+
+def _require_whole_characters(chat: Chat) -> None:
+    try:
+        json.dumps([chat.id, chat.messages, chat.tools], ensure_ascii=False).encode()
+    except UnicodeEncodeError as e:
+        raise Dropped("half a character (lone UTF-16 surrogate)", e.reason) from e
+    except RecursionError as e:
+        raise Dropped("nested too deeply") from e
 
 
 def _messages(raw: Any, reasoning: Reasoning, repairs: Counter[str]) -> list[dict[str, Any]]:
@@ -236,7 +235,7 @@ def _assistant(item: dict[str, Any], reasoning: Reasoning, repairs: Counter[str]
         raise Dropped("tool_calls is not a list", type(raw_calls).__name__)
     if raw_calls:
         message["tool_calls"] = [_call(call, repairs) for call in raw_calls]
-    elif not text.strip():
+    elif not message["content"].strip():
         raise Dropped("empty assistant turn")
     return message
 
@@ -319,6 +318,12 @@ def _pair_results(turns: list[dict[str, Any]], repairs: Counter[str]) -> None:
             raise Dropped("tool result without a call")
         if calls and end < len(turns) and len(results) != len(calls):
             raise Dropped("calls and results do not balance", f"{len(calls)} vs {len(results)}")
+        stated = [call.get("id") for call in calls]
+        given = [result.get("tool_call_id") for result in results]
+        distinct = None not in stated and len(set(stated)) == len(stated)
+        paired = bool(results) and distinct and set(given) == set(stated)
+        if not paired and given != stated and (set(given) & set(stated)) - {None}:
+            raise Dropped("ids of results fit the calls in part", f"{given} for {stated}")
         for call in calls:
             if "id" not in call:
                 call["id"] = f"call_{made}"
@@ -330,11 +335,9 @@ def _pair_results(turns: list[dict[str, Any]], repairs: Counter[str]) -> None:
             repairs["repeated call ids renumbered"] += 1
             for n, call in enumerate(calls):
                 call["id"] = f"call_{made - len(calls) + n}"
-            for result in results:
-                result.pop("tool_call_id", None)
             ids = [call["id"] for call in calls]
-        given = [result.get("tool_call_id") for result in results]
-        if results and all(g is not None for g in given) and set(given) == set(ids):
+            given = [None] * len(results)
+        if paired:
             if given != ids:
                 repairs["results put in the calls' order"] += 1
                 results.sort(key=lambda r: ids.index(r["tool_call_id"]))
@@ -363,26 +366,33 @@ def _tools(raw: Any, messages: list[dict[str, Any]], repairs: Counter[str]) -> l
         for call in message.get("tool_calls", ()):
             function = call["function"]
             calls.setdefault(function["name"], set()).update(function["arguments"])
-    by_name: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, list[dict[str, Any]]] = {}
     for item in raw:
         tool = _tool(item, repairs)
         if tool is None:
             continue
-        name = tool["function"]["name"]
-        if name not in by_name:
-            by_name[name] = tool
-        elif by_name[name] == tool:
+        same_name = schemas.setdefault(tool["function"]["name"], [])
+        if tool in same_name:
             repairs["duplicate tool removed"] += 1
         else:
-            # Two schemas under one name: keep the first that knows every argument given.
-            repairs["conflicting tool names: kept the schema that fits"] += 1
-            used = calls.get(name, set())
-            if not used <= _parameters(by_name[name]) and used <= _parameters(tool):
-                by_name[name] = tool
-    missing = [name for name in calls if name not in by_name]
+            same_name.append(tool)
+    missing = [name for name in calls if name not in schemas]
     if missing:
         raise Dropped("call to a tool that is not offered", missing[0])
-    return list(by_name.values())
+    return [_fitting(name, found, calls.get(name), repairs) for name, found in schemas.items()]
+
+
+def _fitting(
+    name: str, schemas: list[dict[str, Any]], used: set[str] | None, repairs: Counter[str]
+) -> dict[str, Any]:
+    """Return the first of a name's schemas that knows every argument given; None calls it."""
+    if len(schemas) == 1:
+        return schemas[0]
+    fitting = [tool for tool in schemas if (used or set()) <= _parameters(tool)]
+    if not fitting and used is not None:
+        raise Dropped("conflicting tool names, and no schema fits the call", name)
+    repairs["conflicting tool names: kept the schema that fits"] += 1
+    return (fitting or schemas)[0]
 
 
 def _parameters(tool: dict[str, Any]) -> set[str]:
@@ -412,6 +422,8 @@ def _tool(raw: Any, repairs: Counter[str]) -> dict[str, Any] | None:
         parameters = {"type": "object", "properties": {}}
     required = function.get("required")
     if isinstance(required, list) and "required" not in parameters:
+        if not all(isinstance(r, str) for r in required):
+            raise Dropped("required holds something other than names", name)
         repairs["function-level required moved into parameters"] += 1
         known = parameters.get("properties")
         known = known if isinstance(known, dict) else {}

@@ -14,7 +14,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -22,7 +24,7 @@ from typing import Any, get_args
 from gatewright import artifact, cli, launch
 from gatewright.config import split_recipe
 from gatewright.errors import UserError
-from sft import compare, train
+from sft import claims, compare, train
 from sft.cells import in_child, start_method
 from sft.recipes import RECIPES, Curriculum, TrainConfig
 
@@ -77,8 +79,7 @@ def claim(args: Args, recipe: str) -> None:
     Raises:
         UserError: it is finished, holds a sweep of other settings or inputs, or something else.
     """
-    if (args.out / artifact.MANIFEST).is_file():
-        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
+    claims.require_unfinished(args.out)
     sweep = {
         "recipe": recipe,
         "model": artifact.content_hash(args.model),
@@ -87,8 +88,8 @@ def claim(args: Args, recipe: str) -> None:
         "pool_sizes": args.pool_sizes,
         "questions": args.questions,
     }
-    if (args.out / SWEEP).is_file():
-        before = json.loads((args.out / SWEEP).read_text())
+    before = claims.held(args.out, SWEEP)
+    if before is not None:
         different = sorted(name for name in sweep if before.get(name) != sweep[name])
         if different:
             raise UserError(
@@ -96,10 +97,7 @@ def claim(args: Args, recipe: str) -> None:
                 "its flags to go on with it, or choose another folder"
             )
         return
-    if args.out.exists() and any(p.name[0] != "." for p in args.out.iterdir()):
-        raise UserError(f"--out {args.out} is not empty: remove it or choose another folder")
-    args.out.mkdir(parents=True, exist_ok=True)
-    artifact.write_json(args.out / SWEEP, sweep)
+    claims.begin(args.out, SWEEP, sweep)
 
 
 def check_scales(model: Path, scales: list[float]) -> None:
@@ -116,6 +114,32 @@ def check_scales(model: Path, scales: list[float]) -> None:
     gates = find_gates(model)
     for scale in scales:
         resolve(Edit("scale", scale), gates, {})
+
+
+def require_distinct(flag: str, values: Sequence[float | str]) -> None:
+    """Refuse values that would share a cell's folder, and count as two in the table.
+
+    Raises:
+        UserError: two are written alike (scales to six digits, as in the cells' names).
+    """
+    names = [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{flag}: {name} occurs twice; give each once, apart by six digits")
+
+
+def check_cells(recipe: str, args: Args, curricula: Sequence[Curriculum]) -> None:
+    """Refuse, before anything is trained, what training or measuring a cell would refuse.
+
+    Raises:
+        UserError: see `sft.inputs.check` and `sft.measure.check`.
+    """
+    from sft import measure
+
+    for curriculum in curricula:
+        config = dataclasses.replace(args.train, curriculum=curriculum)
+        train.check(recipe, train.Args(args.model, args.data, args.out, config))
+    measure.check(measure.Args(args.model, args.data, args.pool_sizes, args.questions))
 
 
 def scaled_parents(args: Args, scales: list[float]) -> dict[float, Path]:
@@ -160,7 +184,9 @@ def run_cell(
     folder = args.out / "cells" / cell.name
     result = folder.parent / f"{cell.name}.json"
     if not result.is_file():
-        if not (folder / artifact.MANIFEST).is_file():
+        if (folder / artifact.MANIFEST).is_file():
+            shutil.rmtree(train.aside(folder), ignore_errors=True)
+        else:
             config = dataclasses.replace(args.train, seed=cell.seed, curriculum=cell.curriculum)
             run = train.Args(parent, args.data, folder, config)
             code = in_child(method, train.main, recipe, run)
@@ -200,12 +226,17 @@ def main(recipe: str, args: Args) -> None:
 
     scales = cli.numbers("--scales", args.scales, float)
     seeds = cli.numbers("--seeds", args.seeds, int)
-    cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)
+    pool_sizes = cli.numbers("--pool-sizes", args.pool_sizes, int, least=1)
     if args.questions < 1:
         raise UserError(f"--questions {args.questions}: give a positive number")
     artifact.read_manifest(args.data, "sft-data", flag="--data")
     curricula = chosen_curricula(args)
+    for flag, values in (
+        ("scales", scales), ("seeds", seeds), ("pool-sizes", pool_sizes), ("curricula", curricula),
+    ):  # fmt: skip
+        require_distinct(f"--{flag}", values)
     check_scales(args.model, scales)
+    check_cells(recipe, args, curricula)
     claim(args, recipe)
     (args.out / "cells").mkdir(exist_ok=True)
     parents = scaled_parents(args, scales)

@@ -5,7 +5,8 @@ DeepSpeed ZeRO around a transformers model, on GPUs or on CPU; one process, or s
 checkpoint and ends in the same weights.  SIGTERM and SIGUSR1 (Slurm's time limit) make it save
 and leave.
 
-Exit codes: 0 finished; 2 bad input; 75 saved and left early: start the same command again.
+Exit codes: 0 finished; 2 bad input; 3 stopped at a loss or gradient that is not finite; 75 saved
+and left early: start the same command again.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from typing import TYPE_CHECKING, Any
 from gatewright import artifact, cli, launch
 from gatewright.config import split_recipe
 from gatewright.errors import UserError
-from sft.recipes import RECIPES, TrainConfig, family
+from sft import claims
+from sft.inputs import Inputs, check
+from sft.recipes import RECIPES, TrainConfig
 
 if TYPE_CHECKING:
     from gatewright.megatron.signals import LeaveRequests
-    from sft.dataset import Samples
-    from sft.parent import Parent
+    from sft.pools import PoolBuilder
 
 PROG = "python -m sft.train"
 RUN = "run.json"
@@ -59,56 +61,27 @@ def claim(args: Args, recipe: str, parents: dict[str, str]) -> None:
         UserError: it is finished, belongs to another run, or holds something else.
     """
     run = {"recipe": recipe, **parents, "train": dataclasses.asdict(args.train)}
-    if (args.out / RUN).is_file():
-        import json
-
-        if json.loads((args.out / RUN).read_text()) != run:
+    before = claims.held(args.out, RUN)
+    if before is not None:
+        if before != run:
             raise UserError(
                 f"--out {args.out}: holds a run with other settings or inputs ({RUN}); "
                 "repeat its flags to resume it, or choose another folder"
             )
+        if aside(args.out).is_dir():  # it was killed before its manifest was written
+            os.rename(aside(args.out), args.out / CHECKPOINTS)
         return
-    if args.out.exists() and any(p.name[0] != "." for p in args.out.iterdir()):
-        raise UserError(f"--out {args.out} exists: remove it or choose another folder")
-    args.out.mkdir(parents=True, exist_ok=True)
-    artifact.write_json(args.out / RUN, run)
+    claims.begin(args.out, RUN, run)
+    shutil.rmtree(aside(args.out), ignore_errors=True)  # of a run whose folder was removed
 
 
-@dataclass
-class Inputs:
-    """What a run is given, checked before anything heavy starts."""
-
-    manifest: dict[str, Any]
-    parent: Parent
-    samples: Samples
-    held_out: Samples
+def aside(out: Path) -> Path:
+    """Return where a run's checkpoints wait, outside its folder, while that is being hashed."""
+    return out.resolve().with_name(f".{out.resolve().name}.{CHECKPOINTS}")
 
 
-def check(recipe: str, args: Args) -> Inputs:
-    """Read the inputs and refuse what cannot be trained on.
-
-    Raises:
-        UserError: names the flag, and what to do.
-    """
-    from sft import parent
-    from sft.dataset import Samples
-    from sft.engine import deepspeed_config
-
-    manifest = artifact.read_manifest(args.data, "sft-data", flag="--data")
-    found = parent.inspect(args.model)
-    parent.require_family(found, recipe, family(recipe), RECIPES.names())
-    parent.check_vocabulary(found, args.data, manifest)
-    deepspeed_config(args.train, int(os.environ.get("WORLD_SIZE", "1")))
-    samples = Samples(args.data / "train")
-    if not len(samples):
-        raise UserError(f"--data {args.data}: holds no training sample")
-    longest = int(samples.index["length"].max())
-    if longest > args.train.context_tokens:
-        raise UserError(
-            f"--train.context-tokens {args.train.context_tokens}: --data {args.data} holds "
-            f"a sample of {longest} tokens; raise it, or prepare with a shorter context"
-        )
-    return Inputs(manifest, found, samples, Samples(args.data / "held_out"))
+class BadLoss(Exception):
+    """A loss or gradient that is not finite: nothing of its step may be saved."""
 
 
 class Run:
@@ -117,7 +90,6 @@ class Run:
     def __init__(self, args: Args, recipe: str, inputs: Inputs, device: Any) -> None:
         import torch.distributed as dist
 
-        from gatewright.chat import Renderer
         from sft import engine as deepspeed_engine
         from sft import parent
         from sft.curriculum import PoolCurriculum
@@ -127,11 +99,16 @@ class Run:
         self.args, self.config, self.device = args, args.train, device
         self.manifest, self.parent = inputs.manifest, inputs.parent
         self.samples, self.held_out = inputs.samples, inputs.held_out
+        self.questions = inputs.questions
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        if self.rank == 0:
+        # Before anything is written: it may refuse.  transformers hands it out in eval mode.
+        model = parent.load(self.parent).train()
+
+        def claim_folder() -> None:
             hashes = {"model": artifact.content_hash(args.model)}
             claim(args, recipe, hashes | {"data": self.manifest["content_hash"]})
-        dist.barrier()
+
+        deepspeed_engine.first_for_all(claim_folder)
 
         largest = int(self.samples.index["pool_size"].max())
         self.steps = self.config.steps
@@ -141,12 +118,11 @@ class Run:
             self.steps = math.ceil(self.config.epochs * packs / self.config.global_batch_packs)
         self.curriculum = PoolCurriculum(self.config, self.steps, largest)
         self.stream = PackStream(self.samples, self.config.context_tokens, self.config.seed)
-        self.renderer = Renderer.load(args.data / "tokenizer")
+        self.renderer = inputs.renderer
         pad = self.renderer.tokenizer.pad_token_id
         self.pad_id = self.renderer.stop_ids[-1] if pad is None else pad
-        self._questions: Any = None
+        self._builder: PoolBuilder | None = None
 
-        model = parent.load(self.parent)
         if self.config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
         self.engine = deepspeed_engine.initialize(PackedLoss(model), self.config, self.world)
@@ -162,7 +138,7 @@ class Run:
         from sft import engine as deepspeed_engine
 
         folder = self.args.out / CHECKPOINTS
-        found = deepspeed_engine.latest_checkpoint(folder)
+        found = deepspeed_engine.latest_checkpoint(folder, self.world)
         if found is None:
             return
         state = deepspeed_engine.load_checkpoint(self.engine, folder, found[0])
@@ -195,6 +171,7 @@ class Run:
 
         began = time.perf_counter()
         config = self.config
+        self._seed_dropout()
         pool_size = self.curriculum.at(self.step)
         self.stream.limit(pool_size)
         packs = self.stream.take(config.global_batch_packs)
@@ -217,22 +194,36 @@ class Run:
             total += float(loss.detach())
         self.step += 1
         (total,) = all_sum([total / (passes * self.world)], self.device)
+        if norm is None:
+            norm = float(self.engine.get_global_grad_norm())
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise BadLoss(f"step {self.step}: loss {total}, gradient norm {norm}")
         tokens = sum(int(self.samples.index[i]["length"]) for pack in packs for i in pack)
         seconds = time.perf_counter() - began
         return {
             "loss": total,
             "lr": lr,
-            "grad_norm": norm if norm is not None else float(self.engine.get_global_grad_norm()),
+            "grad_norm": norm,
             "pool_size": pool_size,
             "tokens": tokens,
             "targets": wanted,
             "tokens_per_second": round(tokens / seconds, 1),
         }
 
+    def _seed_dropout(self) -> None:
+        """Make a step's dropout its own, so that a resumed run drops what the whole one did."""
+        import torch
+
+        from gatewright.plackett_luce import generator
+
+        random = generator("dropout", self.config.seed, self.step, self.rank)
+        torch.manual_seed(int(random.integers(2**63)))
+
     def evaluate(self) -> dict[str, Any]:
         """Return held-out loss and, if asked for, call accuracy at the present pool size."""
         from sft import evaluate
         from sft.engine import gathered, save_weights
+        from sft.held_out import pool_builder
 
         config = self.config
         share = (self.rank, self.world)
@@ -251,45 +242,29 @@ class Run:
             out["held_out_loss"] = loss
             improved = loss < self.best.get("held_out_loss", math.inf)
             self.evaluations_since_best = 0 if improved else self.evaluations_since_best + 1
-        if config.eval_calls:
-            builder, questions = self._call_questions()
-            if questions:
-                pool_size = self.curriculum.at(max(self.step - 1, 0))
-                with gathered(self.engine) as module:
-                    found = evaluate.call_accuracy(
-                        module.model,  # type: ignore[arg-type]
-                        self.renderer,
-                        builder,
-                        questions,
-                        pool_size,
-                        config.eval_new_tokens,
-                        share,
-                        self.device,
-                    )
-                out |= {f"call_{name}": value for name, value in found.items()}
-                out["call_pool_size"] = pool_size
-                self.curriculum.report(found["right_tool"])
+        if self.questions:
+            if self._builder is None:
+                self._builder = pool_builder(self.args.data, self.manifest)
+            pool_size = self.curriculum.at(max(self.step - 1, 0))
+            with gathered(self.engine) as module:
+                found = evaluate.call_accuracy(
+                    module.model,  # type: ignore[arg-type]
+                    self.renderer,
+                    self._builder,
+                    self.questions,
+                    pool_size,
+                    config.eval_new_tokens,
+                    share,
+                    self.device,
+                )
+            out |= {f"call_{name}": value for name, value in found.items()}
+            out["call_pool_size"] = pool_size
+            self.curriculum.report(found["right_tool"])
         if improved:
             self.best = {"step": self.step, **out}
             if config.early_stop:
                 save_weights(self.engine, self.args.out / CHECKPOINTS / BEST)
         return out
-
-    def _call_questions(self) -> tuple[Any, list[dict[str, Any]]]:
-        if self._questions is None:
-            import json
-
-            from sft.evaluate import load_questions
-            from sft.pools import PoolBuilder
-
-            with open(self.args.data / "tools.jsonl", encoding="utf-8") as f:
-                tools = [json.loads(line) for line in f]
-            prepared = self.manifest["config"]
-            builder = PoolBuilder(
-                tools, prepared["max_pool_size"], prepared["order"], prepared["seed"]
-            )
-            self._questions = (builder, load_questions(self.args.data, self.config.eval_calls))
-        return self._questions
 
     @property
     def stopped_early(self) -> bool:
@@ -357,7 +332,10 @@ class Run:
                 )
         dist.barrier()
         if self.rank == 0:
-            shutil.rmtree(self.args.out / CHECKPOINTS, ignore_errors=True)
+            waiting = aside(self.args.out)
+            shutil.rmtree(waiting, ignore_errors=True)
+            if (self.args.out / CHECKPOINTS).is_dir():
+                os.rename(self.args.out / CHECKPOINTS, waiting)
             artifact.finish(
                 self.args.out,
                 kind="hf-model",
@@ -373,6 +351,7 @@ class Run:
                     **kept,
                 },
             )
+            shutil.rmtree(waiting, ignore_errors=True)
 
 
 def main(recipe: str, args: Args) -> int:
@@ -380,15 +359,25 @@ def main(recipe: str, args: Args) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
     inputs = check(recipe, args)
-    if (args.out / artifact.MANIFEST).exists():
-        raise UserError(f"--out {args.out} is already finished: remove it or choose another folder")
-    from gatewright.megatron.signals import EXIT_RUN_AGAIN, LeaveRequests
+    if os.path.isfile(args.out / artifact.MANIFEST):
+        shutil.rmtree(aside(args.out), ignore_errors=True)
+    claims.require_unfinished(args.out)
+    from gatewright.megatron.signals import EXIT_BAD_LOSS, EXIT_RUN_AGAIN, LeaveRequests
     from sft.engine import process_group, use_device
 
     device = use_device()
     with process_group(device), LeaveRequests() as requests:
         run = Run(args, recipe, inputs, device)
-        last = run.loop(requests)
+        try:
+            last = run.loop(requests)
+        except BadLoss as e:
+            if run.rank == 0:
+                print(
+                    f"error: {e}; nothing of it was saved: give a lower --train.lr, or look for "
+                    f"weights that are not finite in --model {args.model}",
+                    file=sys.stderr,
+                )
+            return EXIT_BAD_LOSS
         if run.left is None:
             run.finish(last)
             return 0

@@ -50,7 +50,8 @@ def test_packed_equals_separate(family: str, samples: Samples, models: dict[str,
         assert packed == pytest.approx(separate, rel=1e-5)
         assert len(found) == len(wanted) > 10
         for a, b in zip(found, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+            largest = b.abs().max()  # what the tensor's own rounding is relative to
+            torch.testing.assert_close(a / largest, b / largest, rtol=1e-5, atol=1e-5)
 
     module.zero_grad()
     batch = collate(samples, [order[:3], order[3:]], 0)

@@ -107,6 +107,12 @@ def test_k_must_fit_the_corpus(size: int) -> None:
         PoolBuilder(CORPUS, size)
 
 
+def test_tools_without_a_word_that_bm25_knows_keep_their_order() -> None:
+    foreign = [tool(name, description="查") for name in ("天气", "新闻", "时间")]
+    pool = PoolBuilder(foreign, 3).draw("天气?", foreign[1:2], ["新闻"], ("x",), size=2)
+    assert names(pool.tools) == ["天气", "新闻"]
+
+
 def test_a_bounded_corpus_is_a_sample_that_ignores_the_order_of_rows() -> None:
     forward, backward = ToolCorpus(30), ToolCorpus(30)
     for t in CORPUS:

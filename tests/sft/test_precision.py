@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from safetensors import safe_open
 from sft import train
 from sft.engine import (
     FP32_PARAMETERS,
+    gathered,
     initialize,
     learning_rate,
     load_checkpoint,
@@ -35,8 +37,15 @@ def gate_dtypes(module: torch.nn.Module) -> set[torch.dtype]:
     return set(found.values())
 
 
+def a_log(engine: Any) -> torch.Tensor:
+    """Return a copy of the first layer's A_log, whole under ZeRO-3 too."""
+    with gathered(engine) as module:
+        whole: torch.Tensor = module.model.backbone.layers[0].mixer.A_log
+        return whole.detach().clone()
+
+
 @pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gates_stay_fp32_under_bf16(
     stage: int, models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
@@ -51,23 +60,25 @@ def test_gates_stay_fp32_under_bf16(
     products = []
     layer = module.model.backbone.layers[0].mixer.in_proj
     layer.register_forward_hook(lambda m, i, out: products.append(out.dtype))
-    before = module.model.backbone.layers[0].mixer.A_log.detach().clone()
+    before = a_log(engine)
     batch = collate(samples, [[0, 1]], pad_id=0)
     engine.backward(engine(batch, 1 / len(batch.labels)))
     engine.step()
     assert products == [torch.bfloat16]  # it did compute in bf16
     assert gate_dtypes(module) == {torch.float32}  # after a step
-    after = module.model.backbone.layers[0].mixer.A_log.detach().clone()
+    after = a_log(engine)
     assert not torch.equal(before, after)
     # A change that bf16 could not hold: the weights are not rounded to it.
     assert not torch.equal(after, after.bfloat16().float())
     save_checkpoint(engine, tmp_path / "ckpt", 1, {"step": 1}, keep=1)
-    with torch.no_grad():
+    with torch.no_grad(), gathered(engine, change=True):
         module.model.backbone.layers[0].mixer.A_log.zero_()
+    assert not a_log(engine).any()
     load_checkpoint(engine, tmp_path / "ckpt", "step_0000001")
     assert gate_dtypes(module) == {torch.float32}  # after a reload
-    assert torch.equal(module.model.backbone.layers[0].mixer.A_log.detach(), after)
-    parent.save(module.model, tmp_path, data / "tokenizer", [0])
+    assert torch.equal(a_log(engine), after)
+    with gathered(engine):
+        parent.save(module.model, tmp_path, data / "tokenizer", [0])
     with safe_open(tmp_path / "model.safetensors", "pt") as f:  # as stored
         assert torch.equal(f.get_tensor("backbone.layers.0.mixer.A_log"), after)
     again = parent.load(parent.inspect(tmp_path))

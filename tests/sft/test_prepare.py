@@ -1,8 +1,11 @@
 """From chats to samples: masks, cutting, determinism, memory, and what is refused."""
 
 import json
-import resource
+import os
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from gatewright.errors import UserError
 from sft import prepare
 from sft.dataset import Samples
 from sft.rows import read_row
-from tests.sft.material import build_tokenizer, call, chat_rows, python_m, tool, write_jsonl
+from tests.sft.material import ROOT, build_tokenizer, call, chat_rows, python_m, tool, write_jsonl
 
 
 def run(rows: Path, tokenizer: Path, out: Path, **changes: Any) -> Path:
@@ -64,7 +67,7 @@ def test_masked_tokens_decode_to_exactly_what_the_assistant_says(
     samples = Samples(out / "train")
     assert len(samples) == 9
     for i, row in enumerate(rows):
-        chat = read_row(json.dumps(row).encode(), "f:1")
+        chat = read_row(json.dumps(row).encode())
         said = [m for m in chat.messages if m["role"] == "assistant"]
         texts = [renderer.tokenizer.decode(s) for s in spans(*samples[i])]
         assert len(texts) == len(said)
@@ -110,6 +113,34 @@ def test_a_pool_shrinks_before_a_chat_is_lost(tokenizer: Path, tmp_path: Path) -
     assert extra["rows"]["kept"] == 40
     assert extra["rows"]["repairs"]["pool made smaller to fit the context"] > 5
     assert Samples(out / "train").index["length"].max() <= 400
+
+
+def test_a_pool_that_shrinks_keeps_its_best_in_either_order(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    file = write_jsonl(tmp_path / "rows.jsonl", chat_rows(20))
+    renderer = Renderer.load(tokenizer)
+    shown = []
+    for order in ("best-first", "best-last"):
+        out = run(
+            file, tokenizer, tmp_path / order, max_pool_size=12, context_tokens=400, order=order
+        )
+        assert "pool made smaller to fit the context" in str(artifact.read_manifest(out)["extra"])
+        samples = Samples(out / "train")
+        texts = [renderer.tokenizer.decode(samples[i][0]) for i in range(len(samples))]
+        shown.append(
+            [sorted(re.findall(r'"name": "(\w+)"', t.split("</tools>")[0])) for t in texts]
+        )
+    assert shown[0] == shown[1]
+
+
+def test_pools_do_not_change_with_a_files_name(tokenizer: Path, tmp_path: Path) -> None:
+    rows = [{k: v for k, v in row.items() if k != "uuid"} for row in chat_rows(20)]
+    outs = [
+        run(write_jsonl(tmp_path / f"{name}.jsonl", rows), tokenizer, tmp_path / name)
+        for name in ("one", "two")
+    ]
+    assert len({(out / "train/tokens.bin").read_bytes() for out in outs}) == 1
 
 
 def test_the_same_samples_with_any_number_of_workers(tokenizer: Path, tmp_path: Path) -> None:
@@ -166,6 +197,20 @@ def test_what_prepare_refuses(tokenizer: Path, tmp_path: Path) -> None:
     assert "has no chat template" in told(tokenizer=bare)
     unmarked = TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
     assert "generation" in told(tokenizer=build_tokenizer(tmp_path / "unmarked", unmarked))
+    silent = "{% for m in messages %}{% generation %}{% endgeneration %}{{ m.content }}{% endfor %}"
+    mute = build_tokenizer(tmp_path / "silent", silent)
+    assert "do not hold what the assistant says" in told(tokenizer=mute)
+    callless = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    assert "draws no tool call" in told(tokenizer=build_tokenizer(tmp_path / "callless", callless))
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "tokenizer.model").touch()
+    assert "holds no tokenizer.json" in told(tokenizer=slow)
+    answer = {"role": "assistant", "content": "Yes."}
+    talk = [{"messages": [row["messages"][0], answer]} for row in chat_rows(2)]
+    assert "no usable row offers a tool" in told(rows=write_jsonl(tmp_path / "talk.jsonl", talk))
     tiny = write_jsonl(tmp_path / "tiny.jsonl", chat_rows(1))
     too_long = told(rows=tiny, max_pool_size=1, context_tokens=64)
     assert "first assistant turn beyond the context" in too_long
@@ -209,22 +254,34 @@ def test_embeddings_need_a_row_for_the_largest_id_whatever_the_number_of_tokens(
     assert prepare.ids_needed(Renderer.load(tokenizer).tokenizer) == 500
 
 
+PEAK = """
+import resource, sys
+from pathlib import Path
+from sft import prepare
+rows, tokenizer, out = map(Path, sys.argv[1:])
+prepare.main(prepare.Args(input=(rows,), tokenizer=tokenizer, out=out, max_pool_size=4))
+print("peak", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(tokenizer: Path, tmp_path: Path) -> None:
-    """Ten times the rows, the same tools: the peak grows by less than a tenth."""
-    peaks = []
+    """Ten times the rows, the same tools: whoever kept rows or samples would need 90 MB more."""
+    peaks, sizes = [], []
     for factor in (1, 10):
         file = tmp_path / f"{factor}.jsonl"
-        rows = chat_rows(500)
         with open(file, "w") as f:
             for copy in range(factor):
-                for row in rows:
-                    f.write(json.dumps(row | {"uuid": f"{row['uuid']}-{copy}"}) + "\n")
-        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-        done = python_m(
-            "sft.prepare", "--input", file, "--tokenizer", tokenizer, "--max-pool-size", "4",
-            "--out", tmp_path / f"out{factor}",
+                for row in chat_rows(500):
+                    ballast = {"uuid": f"{row['uuid']}-{copy}", "license": "x" * 20_000}
+                    f.write(json.dumps(row | ballast) + "\n")
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, file, tokenizer, tmp_path / f"out{factor}"],
+            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"},
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        peaks.append(max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
-    assert peaks[1] < 1.1 * peaks[0]
+        peaks.append(int(done.stdout.split()[-1]))
+        sizes.append(file.stat().st_size)
+    assert sizes[1] - sizes[0] > 90e6
+    assert peaks[1] - peaks[0] < 0.2 * (sizes[1] - sizes[0]), peaks

@@ -225,6 +225,84 @@ CASES: dict[str, tuple[Any, str | list[str]]] = {
     "message a string": (row(["hello"]), "message is not an object"),
     "not an object": ("[1, 2]\n", "line is not a JSON object"),
     "not JSON": ('{"messages": [}\n', "line is not JSON"),
+    "half a character in a message": (
+        row([{"role": "user", "content": "hi \ud800"}, SAY]),
+        "half a character (lone UTF-16 surrogate)",
+    ),
+    "half a character in a tool's name": (
+        row([USER, SAY], [tool("x\ud800")]),
+        "half a character (lone UTF-16 surrogate)",
+    ),
+    "half a character in the uuid": (
+        row([USER, SAY]) | {"uuid": "\udfff"},
+        "half a character (lone UTF-16 surrogate)",
+    ),
+    "half a character in arguments as JSON string": (
+        row([USER, assistant(call("weather", '{"city": "\\ud800"}'))]),
+        "half a character (lone UTF-16 surrogate)",
+    ),
+    "a character of two escapes": (
+        row([{"role": "user", "content": "hi \U0001f326"}, SAY]),
+        "kept",
+    ),
+    "function-level required holds lists": (
+        row(
+            [USER, SAY],
+            [
+                {
+                    "function": WEATHER["function"]
+                    | {"parameters": {"type": "object", "properties": {}}, "required": [["city"]]}
+                }
+            ],
+        ),
+        "required holds something other than names",
+    ),
+    "a key twice": (
+        '{"uuid": "u", "messages": [{"role": "user", "role": "tool", "content": "x"}]}\n',
+        "line is not JSON",
+    ),
+    "a key twice in the arguments": (
+        row([USER, assistant(call("weather", '{"city": "Oslo", "city": "Rome"}'))]),
+        "call arguments are not valid JSON",
+    ),
+    "a known id and none": (
+        row([USER, assistant(*WITH_IDS), result(tool_call_id="b"), result(), SAY]),
+        "ids of results fit the calls in part",
+    ),
+    "one id for two results": (
+        row([USER, assistant(*WITH_IDS), *[result(tool_call_id="b")] * 2, SAY]),
+        "ids of results fit the calls in part",
+    ),
+    "results of repeated call ids in another order": (
+        row(
+            [
+                USER,
+                assistant(SAME_ID, SAME_ID, WITH_IDS[1]),
+                *(result(tool_call_id=i) for i in "baa"),
+                SAY,
+            ]
+        ),
+        "ids of results fit the calls in part",
+    ),
+    "results of repeated call ids in their order": (
+        row(
+            [
+                USER,
+                assistant(SAME_ID, SAME_ID, WITH_IDS[1]),
+                *(result(tool_call_id=i) for i in "aab"),
+                SAY,
+            ]
+        ),
+        ["repeated call ids renumbered", "results without ids matched by order"],
+    ),
+    "conflicting tool names, no schema fits": (
+        row([USER, assistant(ASK)], [tool("weather", "zip"), tool("weather", "place")]),
+        "conflicting tool names, and no schema fits the call",
+    ),
+    "conflicting tool names, not called": (
+        row([USER, SAY], [tool("weather", "zip"), tool("weather", "place")]),
+        ["conflicting tool names: kept the schema that fits"],
+    ),
     "cut line": ('{"uuid": "u", "messages": [{"role"\n', "line is not JSON"),
     "not UTF-8": (b'{"uuid": "\xff"}\n', "line is not JSON"),
     "nested without end": ('{"messages": ' + "[" * 100_000 + "\n", "line is not JSON"),
@@ -238,7 +316,7 @@ def as_line(value: Any) -> bytes:
 
 
 def read(value: Any, **kwargs: Any) -> Chat:
-    return read_row(as_line(value), "file:1", **kwargs)
+    return read_row(as_line(value), **kwargs)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -298,6 +376,26 @@ def test_reasoning_is_dropped_kept_or_rendered() -> None:
     assert kept["content"] == SAY["content"]
     rendered = read(value, reasoning="render").messages[1]
     assert rendered["content"] == "<think>\nLook it up.\n</think>\nIt is 5 C."
+    only = row([USER, {"role": "assistant", "reasoning_content": "Look it up."}])
+    assert read(only, reasoning="render").messages[1]["content"].startswith("<think>")
+    with pytest.raises(Dropped, match="empty assistant turn"):
+        read(only, reasoning="drop")
+
+
+def test_a_row_without_a_uuid_is_known_by_its_line() -> None:
+    nameless = row([USER, SAY]) | {"uuid": None}
+    other = row([USER, USER, SAY]) | {"uuid": None}
+    assert read(nameless).id == read(as_line(nameless).strip()).id != read(other).id
+    assert read(row([USER, SAY])).id == "u"
+
+
+@pytest.mark.parametrize("long", ["x" * 1_000_000, "n\n" * 500_000])
+def test_what_a_stranger_wrote_is_told_in_one_short_line(long: str) -> None:
+    for bad in ([{"role": long}, SAY], [USER, assistant(call(long, {}))]):
+        with pytest.raises(Dropped) as caught:
+            read(row(bad))
+        assert len(str(caught.value)) < 250
+        assert "\n" not in str(caught.value)
 
 
 def test_lines_end_at_newline_bytes_only(tmp_path: Path) -> None:
@@ -316,8 +414,8 @@ def test_a_line_beyond_the_limit_is_dropped_unread(
     (first, long), (second, fine) = lines(file)
     assert (first, long, second) == (1, None, 2)
     with pytest.raises(Dropped, match="too long"):
-        read_row(long, "f:1")
-    assert read_row(fine, "f:2").messages
+        read_row(long)
+    assert read_row(fine).messages
 
 
 def test_the_table_counts_every_row() -> None:
@@ -335,7 +433,7 @@ def test_the_table_counts_every_row() -> None:
     assert facts["kept"] == kept + repaired
     assert facts["repaired_rows"] == repaired
     assert sum(facts["dropped"].values()) == len(CASES) - kept - repaired
-    assert facts["dropped"]["line is not JSON"] == 4
+    assert facts["dropped"]["line is not JSON"] == 5
     assert facts["repairs"]["missing arguments taken as {}"] == 3
 
 

@@ -76,6 +76,30 @@ def test_what_cannot_be_scaled_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seeds": "0,1,0"}, "--seeds: 0 occurs twice"),
+        ({"scales": "0.1,0.1000001"}, "--scales: 0.1 occurs twice"),
+        ({"pool_sizes": "1,1"}, "--pool-sizes: 1 occurs twice"),
+        ({"curricula": "ramp,ramp"}, "--curricula: ramp occurs twice"),
+        ({"pool_sizes": "999"}, "--pool-sizes 999"),
+        ({"context_tokens": 16}, "--train.context-tokens 16"),
+    ],
+)
+def test_what_no_cell_could_do_is_told_before_the_first(
+    models: dict[str, Path], data: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    out = tmp_path / "out"
+    flags: dict[str, Any] = {"scales": "1,2", "seeds": "1000000,1000001", "pool_sizes": "1"}
+    flags |= change
+    context = flags.pop("context_tokens", 512)
+    config = dataclasses.replace(RECIPES.get("mamba2_debug_cpu"), context_tokens=context)
+    with pytest.raises(UserError, match=message):
+        sweep.main("mamba2_debug_cpu", sweep.Args(models["mamba2"], data, out, config, **flags))
+    assert not out.exists()
+
+
 def test_one_command_trains_measures_and_compares(
     models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
@@ -127,5 +151,9 @@ def test_no_questions_are_refused_before_anything_is_read(tmp_path: Path) -> Non
     none = sweep.Args(tmp_path / "m", tmp_path / "d", tmp_path / "out", recipe, questions=0)
     with pytest.raises(UserError, match="--questions 0: give a positive number"):
         sweep.main("mamba2_debug_cpu", none)
-    with pytest.raises(UserError, match="--questions 0: give a positive number"):
-        measure.main(measure.Args(tmp_path / "m", tmp_path / "d", questions=0))
+    for name in ("questions", "new_tokens", "batch_size"):
+        for value in (0, -1):
+            args = measure.Args(tmp_path / "m", tmp_path / "d", **{name: value})
+            flag = name.replace("_", "-")
+            with pytest.raises(UserError, match=f"--{flag} {value}: give a positive number"):
+                measure.main(args)

@@ -17,12 +17,11 @@ import torch
 from safetensors.torch import load_file
 
 from gatewright import artifact
-from gatewright.chat import TEMPLATE
 from gatewright.errors import UserError
 from gatewright.runlog import read_metrics
 from sft import train
 from sft.recipes import RECIPES
-from tests.sft.material import ROOT, build_model, build_tokenizer, python_m
+from tests.sft.material import ROOT, python_m
 
 SHORT = (
     "--train.context-tokens", "512", "--train.global-batch-packs", "2",
@@ -132,8 +131,8 @@ def test_an_early_stop_keeps_the_weights_of_the_lowest_loss(
     assert loss < held_out[-1] - 1e-3
 
 
-def kill_at_random(command: list[str], out: Path, chance: random.Random, env: dict) -> int:
-    """Start a run and kill -9 it while it trains; return the step it had reached."""
+def kill_at_random(command: list[str], out: Path, chance: random.Random, env: dict) -> bool:
+    """Start a run and kill -9 it while it trains; say whether it was, before it had finished."""
     process = subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -149,7 +148,7 @@ def kill_at_random(command: list[str], out: Path, chance: random.Random, env: di
             break
         time.sleep(0.005)
     process.wait(timeout=60)
-    return len(list(read_metrics(metrics))) if metrics.exists() else 0
+    return process.returncode == -signal.SIGKILL and not (out / artifact.MANIFEST).exists()
 
 
 @pytest.mark.usefixtures("group")
@@ -159,7 +158,7 @@ def kill_at_random(command: list[str], out: Path, chance: random.Random, env: di
 def test_killed_and_resumed_ends_in_the_same_weights(
     family: str, kills: int, models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
-    steps = 8 if kills < 20 else 60
+    steps = 10 if kills < 20 else 100
 
     def arguments(out: Path) -> list[str]:
         return [
@@ -175,16 +174,11 @@ def test_killed_and_resumed_ends_in_the_same_weights(
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"}
     chance = random.Random(7)
-    reached = []
-    for _ in range(kills):
-        if (broken / artifact.MANIFEST).exists():
-            break
-        command = [sys.executable, "-m", "sft.train", *arguments(broken)]
-        reached.append(kill_at_random(command, broken, chance, env))
-    assert reached[0] < steps, "the first run finished before it was killed"
-    if not (broken / artifact.MANIFEST).exists():
-        done = python_m("sft.train", *arguments(broken))
-        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-m", "sft.train", *arguments(broken)]
+    for i in range(kills):
+        assert kill_at_random(command, broken, chance, env), f"finished before kill {i + 1}"
+    done = python_m("sft.train", *arguments(broken))
+    assert done.returncode == 0, done.stderr
     assert losses(broken) == losses(whole)
     found, wanted = (load_file(d / "model.safetensors") for d in (broken, whole))
     assert found.keys() == wanted.keys()
@@ -220,6 +214,78 @@ def test_asked_to_leave_it_saves_and_goes_on_as_if_nothing_had_happened(
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
+def short_run(recipe: str, model: Path, data: Path, out: Path, **changes: Any) -> train.Run:
+    config = dataclasses.replace(RECIPES.get(recipe), context_tokens=512, **changes)
+    args = train.Args(model, data, out, config)
+    return train.Run(args, recipe, train.check(recipe, args), torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("group")
+def test_the_first_step_recomputes_and_drops_out_as_every_other(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    """transformers hands out models in eval mode, which turns both off."""
+    dropping = tmp_path / "dropping"
+    shutil.copytree(models["llama"], dropping)
+    config = json.loads((dropping / "config.json").read_text())
+    (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    found = []
+    for i, model in enumerate((models["llama"], dropping, dropping)):
+        run = short_run(
+            "llama_debug_cpu", model, data, tmp_path / f"out{i}", steps=1,
+            gradient_checkpointing=True,
+        )  # fmt: skip
+        seen: list[int] = []
+        run.engine.module.model.model.layers[0].mlp.register_forward_pre_hook(
+            lambda *_, seen=seen: seen.append(1)
+        )
+        found.append(run.train_step()["loss"])
+        assert len(seen) == 2 * run.config.global_batch_packs  # forward, and again in backward
+    plain, one, two = found
+    assert one == two != plain
+
+
+@pytest.mark.usefixtures("group")
+def test_a_kill_while_the_finished_folder_is_hashed_costs_no_training(
+    models: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    asked = ("mamba2_debug_cpu", models["mamba2"], data, out)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(artifact, "finish", killed)
+        run = short_run(*asked, steps=3, checkpoint_every=1)
+        last = run.loop()
+        with pytest.raises(KeyboardInterrupt):
+            run.finish(last)
+    again = short_run(*asked, steps=3, checkpoint_every=1)
+    assert again.step == 2
+    again.finish(again.loop())
+    assert not [p for p in tmp_path.iterdir() if "checkpoints" in p.name]
+    assert not any("checkpoints" in name for name in artifact.read_manifest(out)["files"])
+    train.aside(out).mkdir()  # killed between the manifest and the last removal
+    with pytest.raises(UserError, match="already finished"):
+        train.main("mamba2_debug_cpu", again.args)
+    assert not train.aside(out).exists()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_loss_that_is_not_finite_is_neither_saved_nor_finished(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    run = short_run(
+        "mamba2_debug_cpu", models["mamba2"], data, tmp_path / "out", steps=2, checkpoint_every=1
+    )
+    with torch.no_grad():
+        run.engine.module.model.backbone.layers[0].mixer.A_log.fill_(torch.nan)
+    with pytest.raises(train.BadLoss, match="step 1: loss nan"):
+        run.loop()
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
 @pytest.mark.usefixtures("group")
 def test_zero_stages_with_two_processes_give_the_same_losses(
     models: dict[str, Path], data: Path, tmp_path: Path
@@ -235,6 +301,46 @@ def test_zero_stages_with_two_processes_give_the_same_losses(
             torch.testing.assert_close(weights[name], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.usefixtures("group")
+def test_zero_stages_agree_for_llama_in_bf16_with_accumulation(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
+    """Two processes of two passes each, and one of four: to bf16's own precision."""
+    done = python_m("tests.sft.zero_worker", models["llama"], data, tmp_path, processes=2)
+    assert done.returncode == 0, done.stderr[-3000:]
+    alone = short_run(
+        "llama_debug_cpu", models["llama"], data, tmp_path / "one", steps=4,
+        global_batch_packs=4, lr_warmup_steps=2, precision="bf16",
+    )  # fmt: skip
+    alone.finish(alone.loop())
+    for stage in (0, 1, 2, 3):
+        found = losses(tmp_path / f"zero{stage}")
+        # ZeRO-3 hands out rounded what autocast will round, and a tied embedding with it.
+        first = 2e-6 if stage < 3 else 1e-4
+        assert found[0] == pytest.approx(losses(tmp_path / "one")[0], rel=first), stage
+        assert found == pytest.approx(losses(tmp_path / "one"), rel=1e-3), stage
+
+
+@pytest.mark.usefixtures("group")
+def test_a_gated_run_raises_k_on_what_it_measures(
+    models: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def accuracy(*arguments: Any) -> dict[str, float]:
+        asked.append(arguments[4])
+        return {"right_tool": [0.6, 0.7, 0.9, 1.0, 1.0][len(asked) - 1]}
+
+    monkeypatch.setattr("sft.evaluate.call_accuracy", accuracy)
+    out = train_here(
+        "mamba2_debug_cpu", models["mamba2"], data, tmp_path / "out", steps=5, eval_packs=0,
+        curriculum="gated", gate_threshold=0.7, eval_every=1, eval_calls=2,
+    )  # fmt: skip
+    rows = list(read_metrics(out / "metrics.jsonl"))
+    assert [row["pool_size"] for row in rows] == [1, 1, 2, 4, 4]
+    assert asked == [row["call_pool_size"] for row in rows] == [1, 1, 2, 4, 4]
+
+
 def test_bad_input_is_one_line(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = python_m(
@@ -248,44 +354,43 @@ def test_bad_input_is_one_line(models: dict[str, Path], data: Path, tmp_path: Pa
     assert not out.exists()
 
 
-def test_what_cannot_be_trained_on_is_refused(
-    models: dict[str, Path], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = "mamba2_debug_cpu"
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_rank_0_refuses_ends_every_process(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sft.engine import first_for_all
 
-    def told(model: Path, folder: Path = data, **changes: Any) -> str:
-        config = dataclasses.replace(RECIPES.get("mamba2_debug_cpu"), **changes)
-        with pytest.raises(UserError) as caught:
-            train.check(recipe, train.Args(model, folder, tmp_path / "out", config))
-        return str(caught.value)
+    def refuse() -> None:
+        assert rank == 0
+        raise UserError("taken")
 
-    model = models["mamba2"]
-    assert "--data" in told(model, tmp_path)
-    assert "manifest" in told(model, tmp_path)
-    assert "no such folder" in told(tmp_path / "none")
-    assert "config.json" in told(data.parent)
-    small = build_model(tmp_path / "small", "mamba2", vocab_size=300)
-    assert "vocabulary of 300 is smaller" in told(small)
-    other = build_tokenizer(tmp_path / "other", TEMPLATE, vocab_size=490)
-    foreign = build_model(tmp_path / "foreign", "mamba2", tokenizer=other)
-    assert "another tokenizer" in told(foreign)
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert "4 processes" in told(model, global_batch_packs=2)
-    monkeypatch.delenv("WORLD_SIZE")
-    with pytest.raises(UserError, match="--train.eval-calls"):
-        dataclasses.replace(RECIPES.get("mamba2_debug_cpu"), curriculum="gated")
-    bert = tmp_path / "bert"
-    bert.mkdir()
-    (bert / "config.json").write_text('{"model_type": "bert", "vocab_size": 9999}')
-    assert "'bert' is neither" in told(bert)
-    assert "is a llama, and recipe mamba2_debug_cpu is for mamba2" in told(models["llama"])
-    assert "choose llama_2b_8xh100, llama_debug_cpu" in told(models["llama"])
-    cut = tmp_path / "cut"
-    shutil.copytree(model, cut)
-    os.truncate(cut / "model.safetensors", 1000)
-    assert f"{cut}/model.safetensors: not a sound safetensors file" in told(cut)
-    (cut / "model.safetensors").unlink()
-    assert "holds no weights" in told(cut)
+    def broadcast(held: list[UserError | None], src: int) -> None:
+        if rank:
+            held[0] = UserError("taken")
+
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
+    monkeypatch.setattr("torch.distributed.broadcast_object_list", broadcast)
+    with pytest.raises((UserError, SystemExit)) as caught:
+        first_for_all(refuse)
+    assert str(caught.value) == ("2" if rank else "taken")
+
+
+def test_another_number_of_processes_does_not_resume(tmp_path: Path) -> None:
+    from sft.engine import LATEST, latest_checkpoint
+
+    assert latest_checkpoint(tmp_path, 2) is None
+    artifact.write_json(tmp_path / LATEST, {"tag": "step_4", "step": 4, "processes": 2})
+    assert latest_checkpoint(tmp_path, 2) == ("step_4", 4)
+    with pytest.raises(UserError, match="by 2 processes and cannot be resumed by 1"):
+        latest_checkpoint(tmp_path, 1)
+
+
+def test_a_removed_runs_checkpoints_are_not_taken_over(tmp_path: Path) -> None:
+    args = train.Args(tmp_path, tmp_path, tmp_path / "out", RECIPES.get("mamba2_debug_cpu"))
+    train.aside(args.out).mkdir()
+    train.claim(args, "mamba2_debug_cpu", {})
+    assert not train.aside(args.out).exists()
+    train.aside(args.out).mkdir()
+    train.claim(args, "mamba2_debug_cpu", {})  # the same run, killed while it was hashed
+    assert (args.out / train.CHECKPOINTS).is_dir()
 
 
 def test_another_runs_folder_is_not_resumed_into(

@@ -23,18 +23,21 @@ from eval_bfcl import prefill
 from eval_bfcl.backend import Answer, Failure
 from eval_bfcl.prompting import Request
 from gatewright.errors import UserError
+from gatewright.models import load_hf_model
 
 if TYPE_CHECKING:
     import torch
 
     from gatewright.chat import Renderer
 
-CLOSING = "</tool_call>"
 CONTINUES_EXACTLY = ("mamba2",)
 """Recurrent models that read on from a state as if in one go.
 
 transformers 5.24 does not for all: Bamba's logits move by 0.001.
 """
+
+NO_TOKEN = -1
+"""Stands for the next token where the model computed no finite number."""
 
 
 @dataclasses.dataclass
@@ -44,8 +47,9 @@ class Waiting:
     Attributes:
         prompt: its tokens.
         requests: who asked it: more than one if the same prompt stands in several cells.
-        first: the first token of the answer.
+        first: the first token of the answer, or NO_TOKEN.
         cache: what the model remembers of the prompt.
+        tokens: how many of its tokens take memory of their own.
         seconds: how long the reading took.
     """
 
@@ -53,11 +57,8 @@ class Waiting:
     requests: list[Request]
     first: int
     cache: Any
+    tokens: int
     seconds: float
-
-    @property
-    def single_call(self) -> bool:
-        return self.requests[0].single_call
 
 
 class TransformersBackend:
@@ -68,7 +69,8 @@ class TransformersBackend:
         renderer: draws prompts and knows the tokens that end a turn.
         max_new_tokens: limit of new tokens an answer.
         batch_size: most rows of a batch.
-        batch_tokens: most prompt tokens of a batch, padding included.
+        batch_tokens: most prompt tokens that wait or are answered at a time, padding included;
+            a longer prompt is answered alone.
     """
 
     def __init__(
@@ -88,8 +90,6 @@ class TransformersBackend:
         self.max_new_tokens = max_new_tokens
         self.batch_size = batch_size
         self.batch_tokens = batch_tokens
-        # Only a token that holds the tag's last character can close a call.
-        self.may_close = {i for t, i in self.tokenizer.get_vocab().items() if CLOSING[-1] in t}
         parameters = inspect.signature(type(model).forward).parameters
         self.cache_name = "cache" if "cache" in parameters else "past_key_values"
         self.takes_positions = "position_ids" in parameters
@@ -104,15 +104,16 @@ class TransformersBackend:
                     yield item
                     continue
                 # Prompts of one length class waste little on padding in a batch.
-                tokens = caches.held_tokens(item.cache)
-                key = round(2 * math.log2(tokens)) if tokens else 0
-                batch = waiting.setdefault(key, [])
-                widest = max([tokens, *(caches.held_tokens(w.cache) for w in batch)])
-                if batch and widest * (len(batch) + 1) > self.batch_tokens:
-                    yield from self._write_or_fail(waiting.pop(key))
-                    batch = waiting.setdefault(key, [])
-                batch.append(item)
-                if len(batch) >= self.batch_size or not caches.stackable(item.cache):
+                key = round(2 * math.log2(item.tokens)) if item.tokens else 0
+                waiting.setdefault(key, []).append(item)
+                while sum(map(padded_tokens, waiting.values())) > self.batch_tokens:
+                    fullest = max(waiting, key=lambda k: padded_tokens(waiting[k]))
+                    batch = waiting.pop(fullest)
+                    if fullest == key and len(batch) > 1:
+                        waiting[key] = [batch.pop()]
+                    yield from self._write_or_fail(batch)
+                full = len(waiting.get(key, ())) >= self.batch_size
+                if full or (key in waiting and not caches.stackable(item.cache)):
                     yield from self._write_or_fail(waiting.pop(key))
         for batch in waiting.values():
             yield from self._write_or_fail(batch)
@@ -161,11 +162,10 @@ class TransformersBackend:
         """Read the prompts of requests, each distinct one once, common beginnings once."""
         from eval_bfcl import caches
 
-        alike: dict[tuple[bool, tuple[int, ...]], list[Request]] = {}
+        alike: dict[tuple[int, ...], list[Request]] = {}
         for request in requests:
-            alike.setdefault((request.single_call, tuple(request.prompt_ids)), []).append(request)
-        prompts = [prompt for _, prompt in alike]
-        owners = list(alike.values())
+            alike.setdefault(tuple(request.prompt_ids), []).append(request)
+        prompts, owners = list(alike), list(alike.values())
         if caches.croppable(caches.fresh(self.model.config)):
             found = prefill.read_cropping(prompts, self._read, caches.cropped)
         elif self.model.config.model_type in CONTINUES_EXACTLY:
@@ -174,9 +174,11 @@ class TransformersBackend:
             found = ((i, *self._read(prompt, None)) for i, prompt in enumerate(prompts))
         started = time.perf_counter()
         for i, logits, cache in found:
-            first = int(logits[0].argmax())
+            finite = math.isfinite(float(logits[0].max()))  # a NaN anywhere is the maximum
+            first = int(logits[0].argmax()) if finite else NO_TOKEN
             now = time.perf_counter()
-            yield Waiting(prompts[i], owners[i], first, cache, now - started)
+            tokens = caches.held_tokens(cache)
+            yield Waiting(prompts[i], owners[i], first, cache, tokens, now - started)
             started = time.perf_counter()
 
     def _read(self, tokens: Sequence[int], cache: Any) -> tuple[torch.Tensor, Any]:
@@ -200,11 +202,11 @@ class TransformersBackend:
             out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **kwargs)
         return out.logits[:, -1], getattr(out, self.cache_name)
 
-    def write(self, batch: Sequence[Waiting]) -> list[Answer]:
-        """Return the greedy continuation of each prompt.
+    def write(self, batch: Sequence[Waiting]) -> list[Answer | Failure]:
+        """Return the greedy continuation of each prompt, which ends with the turn.
 
-        A row ends at a token that ends the turn, and where one call is wanted also after a
-        second closed call, which decides the outcome.
+        Not with a call: what follows it (more calls, the end of a thought) counts too.  Where
+        the model computes no finite number there is no next token, so no answer either.
         """
         import torch
 
@@ -214,7 +216,7 @@ class TransformersBackend:
         device = self.model.device
         rows = [_Row(item.first) for item in batch]
         for row, item in zip(rows, batch, strict=True):
-            self._take(row, item, item.first, 0.0)
+            self._take(row, item.first, 0.0)
         here = [n for n, row in enumerate(rows) if not row.stopped]  # rows in the cache
         if here and self.max_new_tokens > 1:
             cache = batch[here[0]].cache
@@ -239,10 +241,12 @@ class TransformersBackend:
                         more["attention_mask"] = mask[:, : width + step]
                 logits, cache = self._forward(chosen[:, None], cache, more)
                 chosen = logits.argmax(dim=-1)
+                # Told apart on the device: one transfer a step, as for the tokens alone.
+                told = torch.where(logits.amax(dim=-1).isfinite(), chosen, NO_TOKEN).tolist()
                 now = time.perf_counter() - started
-                for n, token in zip(here, chosen.tolist(), strict=True):
+                for n, token in zip(here, told, strict=True):
                     if not rows[n].stopped:
-                        self._take(rows[n], batch[n], token, now)
+                        self._take(rows[n], token, now)
                 places = [p for p, n in enumerate(here) if not rows[n].stopped]
                 if not places:
                     break
@@ -251,27 +255,33 @@ class TransformersBackend:
                     cache.reorder_cache(keep)
                     chosen, mask, lengths = chosen[keep], mask[keep], lengths[keep]
                     here = [here[p] for p in places]
-        return [
-            Answer(
-                text=self._text(row.written),
-                prompt_tokens=len(item.prompt),
-                new_tokens=row.produced,
-                latency_s=round(item.seconds + row.seconds, 4),
-                finish="stop" if row.stopped else "length",
-            )
-            for row, item in zip(rows, batch, strict=True)
-        ]
+        return [self._answer(row, item) for row, item in zip(rows, batch, strict=True)]
 
-    def _take(self, row: _Row, item: Waiting, token: int, seconds: float) -> None:
+    def _answer(self, row: _Row, item: Waiting) -> Answer | Failure:
+        if row.last == NO_TOKEN:
+            return Failure(
+                f"the model computes no finite number after {row.produced} tokens of the "
+                "answer: its weights are damaged, or too large for --dtype",
+                again=False,
+            )
+        return Answer(
+            text=self._text(row.written),
+            prompt_tokens=len(item.prompt),
+            new_tokens=row.produced,
+            latency_s=round(item.seconds + row.seconds, 4),
+            finish="stop" if row.stopped else "length",
+        )
+
+    def _take(self, row: _Row, token: int, seconds: float) -> None:
         """Add a token to a row and see whether the row ends with it."""
         row.last, row.seconds = token, seconds
-        row.produced += 1
-        if token in self.stop_ids:
+        if token == NO_TOKEN:
             row.stopped = True
             return
-        row.written.append(token)
-        if item.single_call and token in self.may_close:
-            row.stopped = self._text(row.written).count(CLOSING) >= 2
+        row.produced += 1
+        row.stopped = token in self.stop_ids
+        if not row.stopped:
+            row.written.append(token)
 
     def _text(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(
@@ -291,6 +301,11 @@ class _Row:
     seconds: float = 0.0
 
 
+def padded_tokens(batch: Sequence[Waiting]) -> int:
+    """Return how many tokens of keys and values a batch will hold."""
+    return len(batch) * max(w.tokens for w in batch)
+
+
 def groups(requests: Iterable[Request]) -> list[list[Request]]:
     """Return requests by question, the question with the longest prompt first.
 
@@ -307,10 +322,10 @@ def load(folder: Path, dtype: str) -> Any:
     """Return the model of a Hugging Face folder, ready to generate.
 
     Args:
-        dtype: `auto` (float32 on CPU, the checkpoint's own on CUDA), float32 or bfloat16.
+        dtype: float32, bfloat16 or float16.
 
     Raises:
-        UserError: the folder holds no model that transformers can load.
+        UserError: the folder holds no model that transformers can load, or not all its weights.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -318,17 +333,15 @@ def load(folder: Path, dtype: str) -> Any:
 
     logging.disable_progress_bar()
     cuda = torch.cuda.is_available()
-    if dtype == "auto":
-        dtype = "auto" if cuda else "float32"
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        if config.model_type == "mamba2" and not cuda:
-            from gatewright.kernels import bind_transformers
-
-            bind_transformers()
-        model = AutoModelForCausalLM.from_pretrained(
-            str(folder), config=config, dtype=dtype, trust_remote_code=False
-        )
     except (OSError, ValueError, KeyError) as e:
         raise UserError(f"--model {folder}: transformers cannot load it ({e})") from e
+    if config.model_type == "mamba2" and not cuda:
+        from gatewright.kernels import bind_transformers
+
+        bind_transformers()
+    model: Any = load_hf_model(
+        AutoModelForCausalLM, folder, config=config, dtype=dtype, trust_remote_code=False
+    )
     return model.to("cuda" if cuda else "cpu").eval()

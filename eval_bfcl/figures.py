@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eval_bfcl import plots, tally, trainings
+from eval_bfcl import plots, tally
 from eval_bfcl.outcomes import OUTCOMES
 
 Row = Mapping[str, Any]
@@ -24,27 +24,43 @@ LABELS = {
 
 
 def name_of(facts: Row) -> str:
-    """Return a model's name in figures, with its gate scale if the name does not show it."""
+    """Return a row's name in figures: a setup says so, as a model may have the same name.
+
+    A gate scale is added if the name does not show it.
+    """
     scale = tally.scale_text(facts["gate_scale"])
     shown = f"s{scale}" in str(facts["model"])
-    return str(facts["model"]) + ("" if scale == "-" or shown else f" (scale {scale})")
+    name = str(facts["model"]) + ("" if scale == "-" or shown else f" (scale {scale})")
+    return name + (f" (mean of {len(facts['models'])} seeds)" if "models" in facts else "")
+
+
+def by_line(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Return the rows of every line of a figure, under its name: a model's or a setup's."""
+    lines: dict[Any, list[Row]] = {}
+    for row in rows:
+        key = row["model"], tally.scale_text(row["gate_scale"]), "models" in row
+        lines.setdefault(key, []).append(row)
+    return [(name_of(line[0]), line) for line in lines.values()]
 
 
 def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
 
 
-def shown_rows(summary: Sequence[Row], setups: Sequence[trainings.Setup]) -> list[Row]:
+def shown_rows(summary: Sequence[Row], means: Sequence[Row]) -> list[Row]:
     """Return a row per line of a figure and pool size: setups first, then all other models."""
-    inside = {(s.setting, f["model"]) for s in setups for f, _ in s.runs.values()}
+    inside = {(tally.setting(r), model, r["k"]) for r in means for model in r["models"]}
     alone = [r for r in summary if r["seed"] == "all"]
-    alone = [r for r in alone if (tally.setting(r), r["model"]) not in inside]
-    return [*trainings.summarise(setups), *alone]
+    return [*means, *(r for r in alone if (tally.setting(r), r["model"], r["k"]) not in inside)]
 
 
-def draw(summary: Sequence[Row], setups: Sequence[trainings.Setup]) -> dict[str, str]:
-    """Return file name -> SVG text, most important first."""
-    pooled = shown_rows(summary, setups)
+def draw(summary: Sequence[Row], means: Sequence[Row]) -> dict[str, str]:
+    """Return file name -> SVG text, most important first.
+
+    Args:
+        means: rows of `trainings.summarise`.
+    """
+    pooled = shown_rows(summary, means)
     settings = list(dict.fromkeys(tally.setting(r) for r in pooled))
     out: dict[str, str] = {}
     for setting in settings:
@@ -52,17 +68,12 @@ def draw(summary: Sequence[Row], setups: Sequence[trainings.Setup]) -> dict[str,
         end = "" if len(settings) == 1 else "_" + slug(setting)
         sizes = sorted({r["k"] for r in rows})
         for rate, label in LABELS.items():
-            series = [
-                plots.Series(
-                    model,
-                    [
-                        _point(sizes.index(r["k"]), r, rate)
-                        for r in rows
-                        if name_of(r) == model and r[rate] is not None
-                    ],
-                )
-                for model in dict.fromkeys(map(name_of, rows))
-            ]
+            if all(r[rate] is None for r in rows):
+                continue  # no tool is right anywhere
+            series = []
+            for name, line in by_line(rows):
+                points = [_point(sizes.index(r["k"]), r, rate) for r in line if r[rate] is not None]
+                series.append(_series(name, points))
             if rate == "accuracy":
                 series += _ceilings(rows, sizes)
             out[f"{rate}{end}.svg"] = plots.lines(
@@ -81,25 +92,38 @@ def draw(summary: Sequence[Row], setups: Sequence[trainings.Setup]) -> dict[str,
     return out | _against_beta(pooled)
 
 
+def _tuned(row: Row) -> bool:
+    """Return whether a row's models were fine-tuned here: older scores say it by name only."""
+    named = re.search(r"-sft(-|$)", str(row["model"])) is not None
+    return "models" in row or row.get("sft_seed") is not None or named
+
+
 def _against_scale(rows: Sequence[Row], setting: str, end: str) -> dict[str, str]:
-    """Return every rate against gate scale, a line per base and pool size."""
+    """Return every rate against gate scale: a line per base, before or after tuning, and k."""
     gated = [r for r in rows if isinstance(r["gate_scale"], (int, float))]
     scales = sorted({r["gate_scale"] for r in gated})
-    per_base = [len({r["gate_scale"] for r in gated if r["base"] == x["base"]}) for x in gated]
-    if max(per_base, default=0) < 3:
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for r in gated:
+        groups.setdefault((r["base"], _tuned(r)), []).append(r)
+    if max((len({r["gate_scale"] for r in g}) for g in groups.values()), default=0) < 3:
         return {}  # two points are no curve
     out = {}
-    bases = list(dict.fromkeys(r["base"] for r in gated))
+    bases = {base for base, _ in groups}
+    kinds = {tuned for _, tuned in groups}
     for rate, label in LABELS.items():
+        if all(r[rate] is None for r in gated):
+            continue
         series = []
-        for base, k in dict.fromkeys((r["base"], r["k"]) for r in gated):
-            points = [
-                _point(scales.index(r["gate_scale"]), r, rate)
-                for r in gated
-                if (r["base"], r["k"]) == (base, k) and r[rate] is not None
-            ]
-            name = f"k = {k}" if len(bases) == 1 else f"{base}, k = {k}"
-            series.append(plots.Series(name, sorted(points, key=lambda p: p.place)))
+        for (base, tuned), group in groups.items():
+            head = [base] if len(bases) > 1 else []
+            head += ["fine-tuned" if tuned else "before fine-tuning"] if len(kinds) > 1 else []
+            for k in dict.fromkeys(r["k"] for r in group):
+                points = [
+                    _point(scales.index(r["gate_scale"]), r, rate)
+                    for r in group
+                    if r["k"] == k and r[rate] is not None
+                ]
+                series.append(_series(", ".join([*head, f"k = {k}"]), points))
         out[f"{rate}_against_scale{end}.svg"] = plots.lines(
             f"{label} by gate scale: {setting}",
             "gate scale (< 1 remembers longer)",
@@ -130,6 +154,15 @@ def _point(place: int, row: Row, rate: str) -> plots.Point:
     return plots.Point(place, row[rate], row[f"{rate}_low"], row[f"{rate}_high"])
 
 
+def _series(name: str, points: Sequence[plots.Point]) -> plots.Series:
+    """Return a line from left to right: its pool sizes may come from several folders.
+
+    Several models at one place, which nothing averages, are points that no line joins.
+    """
+    joined = len({p.place for p in points}) == len(points)
+    return plots.Series(name, sorted(points, key=lambda p: p.place), joined=joined)
+
+
 def _beta(row: Row) -> float:
     return float("inf") if row["beta"] is None else float(row["beta"])
 
@@ -153,15 +186,13 @@ def _against_beta(pooled: Sequence[Row]) -> dict[str, str]:
             continue
         for k in sorted({r["k"] for r in noisy if r["split"] == split}):
             series = []
-            for model in dict.fromkeys(map(name_of, rows)):
+            for name, line in by_line(rows):
                 points = [
-                    _point(
-                        betas.index(float("inf") if r["beta"] is None else r["beta"]), r, "accuracy"
-                    )
-                    for r in rows
-                    if name_of(r) == model and r["k"] == k and r["accuracy"] is not None
+                    _point(betas.index(_beta(r)), r, "accuracy")
+                    for r in line
+                    if r["k"] == k and r["accuracy"] is not None
                 ]
-                series.append(plots.Series(model, sorted(points, key=lambda p: p.place)))
+                series.append(_series(name, points))
             ticks = ["BM25" if b == float("inf") else f"{b:g}" for b in betas]
             out[f"accuracy_against_beta_{slug(split)}_{utility}_k{k}.svg"] = plots.lines(
                 f"Weak retriever: {split}, k = {k}",

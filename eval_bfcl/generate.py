@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
+import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from eval_bfcl import ceiling, pools, prompting
+from eval_bfcl import ceiling, local_model, pools, prompting
 from eval_bfcl.backend import Backend, Failure
 from eval_bfcl.prompting import Request
-from eval_bfcl.results import Results, base_name, label_of, model_facts
+from eval_bfcl.results import Results, base_name, check_label, label_of, model_facts
 from gatewright import artifact, bfcl, cli
 from gatewright.errors import UserError
 from gatewright.runlog import progress
@@ -26,6 +29,8 @@ OverContext = Literal["refuse", "skip", "run"]
 
 LONGEST_WAIT_S = 60.0
 """Failed requests never wait longer for their next try."""
+MAX_TIMEOUT_S = 86_400.0
+"""No answer is waited for longer: a socket takes no time without end."""
 
 
 @dataclasses.dataclass
@@ -64,9 +69,11 @@ class Args:
     batch_size: int = 64
     """transformers: most rows of a batch."""
     batch_tokens: int = 32768
-    """transformers: most prompt tokens of a batch, padding included."""
+    """transformers: most prompt tokens that wait for an answer or are answered at a time,
+    padding included; a Transformer's cache of them is held twice while a batch is put together."""
     dtype: str = "auto"
-    """transformers, vllm: auto (float32 on CPU), float32 or bfloat16."""
+    """transformers, vllm: float32, bfloat16 or auto (float32 on CPU; on CUDA what config.json
+    names, for vllm bfloat16 where that is float32).  A run continues only in the same."""
     retries: int = 5
     """How often a failed request is tried again."""
     retry_wait_s: float = 1.0
@@ -80,7 +87,7 @@ class Args:
     concurrency: int = 8
     """openai: requests in flight at a time."""
     timeout_s: float = 300.0
-    """openai: seconds to wait for one answer."""
+    """openai: seconds to wait for one answer, and for each piece of it."""
     tensor_parallel: int = 1
     """vllm: GPUs that share the model."""
 
@@ -107,6 +114,8 @@ class Args:
         ):
             if number is not None and number < 1:
                 raise UserError(f"{flag} {number}: give a positive number")
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise UserError(f"--timeout-s {self.timeout_s}: give 0 to {MAX_TIMEOUT_S:g} seconds")
         for flag, least in (("--retries", self.retries), ("--retry-wait-s", self.retry_wait_s)):
             if not least >= 0:
                 raise UserError(f"{flag} {least}: give 0 or more")
@@ -131,27 +140,6 @@ _TAKEN_BY = {
     "timeout_s": ("openai",),
 }
 """Flags that some backends would ignore: given to those, they are refused."""
-
-
-def local_model(name: str) -> Path:
-    """Return the folder of a model, fetched from the hub if it is a hub name.
-
-    Raises:
-        UserError: neither a folder nor a model that the hub has.
-    """
-    folder = Path(name)
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    if name.count("/") != 1 or name.startswith((".", "/")):
-        raise UserError(f"--model {name}: no such folder")
-    try:
-        patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as e:
-        raise UserError(f"--model {name}: no such folder, and the hub says: {e}") from e
 
 
 def choose_cells(cells: list[pools.Cell], args: Args) -> list[pools.Cell]:
@@ -249,7 +237,9 @@ class Plan:
     """What is asked of which model: everything that is known before the model is loaded.
 
     Attributes:
-        run: what goes into run.json and the manifest; a stopped run continues only if equal.
+        run: what goes into run.json and the manifest; a stopped run continues only if equal
+            (the hash of its prompts, numbers and device included; not a server's address, at
+            which the same model is served today).
         folder: the model's folder; None for a server.
         renderer: draws prompts; None for a server.
         requests: every question of every cell, prompts drawn.
@@ -274,8 +264,9 @@ def make_plan(args: Args) -> Plan:
     split = manifest["extra"]["split"]
     cells = choose_cells(cells, args)
     local = args.backend != "openai"
-    folder = local_model(args.model) if local else None
+    folder = local_model.find(args.model) if local else None
     facts: dict[str, Any] = {"family": "server", "gate_scale": None, "context_tokens": None}
+    state = None
     renderer, style = None, args.style
     dots: Any = "keep" if local else "underscore"
     if args.dots != "auto":
@@ -283,18 +274,23 @@ def make_plan(args: Args) -> Plan:
     if folder is not None:
         from gatewright.chat import Renderer
 
-        facts = model_facts(folder)
+        facts, state = model_facts(folder), ceiling.read_state(folder)
         renderer = Renderer.load(folder)
         prompting.check_kind(renderer, args.prompt)
     if style == "auto":
         style = renderer.style if renderer and args.prompt == "template" else "hermes"
-    label = (args.name or label_of(args.model)).replace("_", "-")
+    label = (label_of(args.model) if args.name is None else args.name).replace("_", "-")
+    check_label(label)
+    dtype, device = None, None
+    if folder is not None:
+        dtype, device = local_model.numbers_and_device(folder, args.backend, args.dtype)
     run = {
         "label": label,
         "base": base_name(label),
         "model": args.model,
         "model_hash": artifact.content_hash(folder) if folder is not None else None,
         **facts,
+        "state": state,
         "split": split,
         "questions": len(cells[0].rows),
         "of": manifest["extra"]["questions"],
@@ -302,13 +298,13 @@ def make_plan(args: Args) -> Plan:
         "pools_hash": manifest["content_hash"],
         "cells": [c.name for c in cells],
         "backend": args.backend,
-        "base_url": None if local else args.base_url,
         "style": style,
         "prompt": args.prompt if local else "server",
         "dots": dots,
         "max_new_tokens": args.max_new_tokens,
         "over_context": args.over_context,
-        "dtype": args.dtype,
+        "dtype": dtype,
+        "device": device,
     }
     questions = {q.id: q for q in bfcl.load_split(split)}
     requests = []
@@ -318,7 +314,17 @@ def make_plan(args: Args) -> Plan:
             if renderer is not None:
                 prompting.draw(item, renderer, args.prompt)  # type: ignore[arg-type]
             requests.append(item)
+    run["prompts_hash"] = hash_of(requests)
     return Plan(run, folder, renderer, cells, requests, facts["context_tokens"])
+
+
+def hash_of(requests: Sequence[Request]) -> str:
+    """Return a hash of all that is asked, as the model sees it."""
+    digest = hashlib.sha256()
+    for r in requests:
+        asked = [r.prompt, r.prompt_ids] if r.prompt else [r.messages, r.tools]
+        digest.update(json.dumps([r.cell, r.id, *asked]).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def answer_all(
@@ -330,14 +336,16 @@ def answer_all(
         What failed for good by (cell, id), the answers of this run, and its seconds without
         the loading of the model.
     """
-    done = {cell.name: results.done(cell.name) for cell in plan.cells}
+    done = {
+        cell.name: results.done(cell.name, {row.id for row in cell.rows}) for cell in plan.cells
+    }
     skipped = over if args.over_context == "skip" else {}
     to_run = [
         r for r in plan.requests if r.id not in done[r.cell] and (r.cell, r.id) not in skipped
     ]
     if not to_run:
         return {}, 0, 0.0
-    backend = make_backend(args, plan.folder, plan.renderer)
+    backend = make_backend(args, plan)
     started = time.perf_counter()
     failed = ask(backend, to_run, results, over, args.retries, args.retry_wait_s)
     return failed, len(to_run) - len(failed), time.perf_counter() - started
@@ -379,28 +387,28 @@ def fill(results: Results, plan: Plan, args: Args, over: dict[tuple[str, str], i
     parents = {"pools": args.pools} | ({"model": plan.folder} if plan.folder else {})
     extra = {
         **plan.run,
-        "state": ceiling.read_state(plan.folder) if plan.folder else None,
         "failed": len(failed),
         "over_context_prompts": len(over),
         "answered_in_last_run": answered,
         "seconds_of_last_run": round(seconds, 3),
     }
-    artifact.finish(args.out, kind="bfcl-results", config=args, parents=parents, extra=extra)
+    with results.writing():
+        artifact.finish(args.out, kind="bfcl-results", config=args, parents=parents, extra=extra)
     print(
         f"{plan.run['label']}: {answered} answers in {seconds:.1f} s "
-        f"({answered / max(seconds, 1e-9):.2f} questions/s), {len(failed)} failed -> {args.out}"
+        f"({answered / max(seconds, 1e-9):.2f} answers/s), {len(failed)} failed -> {args.out}"
     )
 
 
-def make_backend(args: Args, folder: Path | None, renderer: Any) -> Backend:
+def make_backend(args: Args, plan: Plan) -> Backend:
     """Return the chosen backend with its model loaded."""
     if args.backend == "transformers":
         from eval_bfcl import backend_transformers
 
-        assert folder is not None
+        assert plan.folder is not None
         return backend_transformers.TransformersBackend(
-            backend_transformers.load(folder, args.dtype),
-            renderer,
+            backend_transformers.load(plan.folder, plan.run["dtype"]),
+            plan.renderer,
             max_new_tokens=args.max_new_tokens,
             batch_size=args.batch_size,
             batch_tokens=args.batch_tokens,
@@ -408,11 +416,19 @@ def make_backend(args: Args, folder: Path | None, renderer: Any) -> Backend:
     if args.backend == "vllm":
         from eval_bfcl.backend_vllm import VLLMBackend
 
-        assert folder is not None
-        return VLLMBackend(folder, renderer, args)
+        assert plan.folder is not None
+        longest = max(len(r.prompt_ids) for r in plan.requests) + args.max_new_tokens
+        return VLLMBackend(
+            plan.folder,
+            plan.renderer,
+            dtype=plan.run["dtype"],
+            max_new_tokens=args.max_new_tokens,
+            max_model_len=min(longest, plan.context_tokens or longest),
+            tensor_parallel=args.tensor_parallel,
+        )
     from eval_bfcl.backend_openai import OpenAIBackend
 
-    return OpenAIBackend(args)
+    return OpenAIBackend(args, plan.run["style"])
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Order of judgement: error of the machinery; unparseable; no call; a name outside
 (several_calls); fewer (missing_calls, only where several are wanted); another tool of the
 pool (wrong_tool); else the right tool with wrong arguments.  `correct` is exactly the
 official checker's verdict, with the one reservation that a hallucinated name cannot be valid.
+What the pool holds goes by the names that the prompt showed; the checker is given the data's.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from eval_bfcl.pools import Row
 from eval_bfcl.prompting import Dots, NameMap
 from gatewright import bfcl
 from gatewright.bfcl import Question
-from gatewright.chat import Call, Parsed, parse_calls
-from gatewright.python_calls import parse_python_calls
+from gatewright.chat import Call
+from gatewright.python_calls import parse_answer as parse
 
 Outcome = Literal[
     "correct",
@@ -59,11 +60,6 @@ class Judged:
     defaults_valid: bool | None = None
 
 
-def parse(text: str, style: str) -> Parsed:
-    """Read the calls of an answer in the model's style; never raises for what a model wrote."""
-    return parse_python_calls(text) if style == "python" else parse_calls(text, style)
-
-
 def judge(question: Question, row: Row, text: str, style: str, dots: Dots) -> Judged:
     """Return the outcome of a model's text."""
     parsed = parse(text, style)
@@ -71,11 +67,12 @@ def judge(question: Question, row: Row, text: str, style: str, dots: Dots) -> Ju
     calls = names.real_calls(parsed.calls)
     try:
         verdict = bfcl.check(question, calls)
-        filled = bfcl.check(question, [_with_defaults(question, c) for c in calls])
+        defaults_valid = verdict.valid or _valid_with_defaults(question, calls, verdict)
     except bfcl.GoldAnswerError as e:
         return Judged("error", None, bool(calls), calls, "gold_answer", str(e))
     outcome: Outcome
-    outside = any(c.name not in row.names for c in calls)
+    # As written: a dotted name that the prompt shows with underscores is none of its tools.
+    outside = not all(names.shows(c.name) for c in parsed.calls)
     if question.expect == "no_call":
         outcome = "correct" if verdict.valid else "hallucinated" if outside else "wrong_tool"
     elif parsed.kind == "unparseable":
@@ -91,9 +88,18 @@ def judge(question: Question, row: Row, text: str, style: str, dots: Dots) -> Ju
     error_type, error = verdict.error_type, verdict.error
     if parsed.kind == "unparseable":
         error_type, error = "unparseable", parsed.error
-    return Judged(
-        outcome, verdict.valid, bool(calls), calls, error_type, error, verdict.valid or filled.valid
-    )
+    return Judged(outcome, verdict.valid, bool(calls), calls, error_type, error, defaults_valid)
+
+
+def _valid_with_defaults(question: Question, calls: list[Call], verdict: bfcl.Verdict) -> bool:
+    """Return whether a refused answer is valid with the defaults of what it leaves out.
+
+    The checker is not asked again where it would say the same, or has found no end before.
+    """
+    filled = [_with_defaults(question, c) for c in calls]
+    if filled == calls or bfcl.timed_out(verdict.error_type):
+        return False
+    return bfcl.check(question, filled).valid
 
 
 def _kind_of_wrong(question: Question, calls: Sequence[Call]) -> Outcome:

@@ -8,22 +8,22 @@ lines (tool schemas, instructions): each distinct line is stored once.
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from eval_bfcl import tally, trainings
+from eval_bfcl import paired, scored, tally, trainings
 from eval_bfcl.figures import LABELS
-from gatewright import bfcl
+from eval_bfcl.score import KEPT_CHARS
+from gatewright import artifact, bfcl
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
 _ROW_KEYS = (
     *("model", "gate_scale", "split", "retriever", "beta", "utility", "k", "seeds"),
-    *("judged", "n_error", "predicted_ceiling"),
+    *("judged", "n_error", "over_context", "predicted_ceiling"),
 )
 _RATES = (
     "accuracy",
@@ -37,8 +37,7 @@ _RATES = (
 )
 _ITEM_KEYS = (
     *("id", "k", "seed", "outcome", "called", "gold", "gold_rank", "injected", "raw"),
-    *("calls", "error_type", "error", "prompt_tokens", "new_tokens", "finish"),
-    "over_context",
+    *("error_type", "error", "prompt_tokens", "new_tokens", "finish", "over_context"),
 )
 
 
@@ -65,13 +64,10 @@ class LineTable:
         return self._text_number[text]
 
 
-def read_prompts(folder: Path, k: int, seed: int) -> dict[str, str]:
-    """Return question id -> prompt of a scores folder's cell; empty if none were kept."""
-    path = folder / f"pool_size={k}" / f"seed={seed}" / "prompts.jsonl.gz"
-    if not path.is_file():
-        return {}
-    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-    return {row["id"]: row["prompt"] for row in rows}
+def run_name(facts: Mapping[str, Any], scores: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of a scores folder on the page: model, pools and their sizes."""
+    sizes = ", ".join(map(str, sorted({s["k"] for s in scores})))
+    return f"{facts['model']} · {tally.setting(facts)} · k = {sizes}"
 
 
 def explorer(
@@ -85,12 +81,11 @@ def explorer(
     names, texts, gold = [], {}, {}
     pools: dict[tuple[str, ...], int] = {}  # models that are compared share theirs
     for number, ((facts, scores), folder) in enumerate(zip(runs, folders, strict=True)):
-        sizes = ", ".join(map(str, sorted({s["k"] for s in scores})))
-        names.append(f"{facts['model']} · {tally.setting(facts)} · k = {sizes}")
+        names.append(run_name(facts, scores))
         by_id = {q.id: q for q in bfcl.load_split(facts["split"])}
         kept = list(dict.fromkeys(s["id"] for s in scores))[:questions_per_run]
         cells = dict.fromkeys((s["k"], s["seed"]) for s in scores)
-        prompts = {cell: read_prompts(folder, *cell) for cell in cells}
+        prompts = {cell: scored.read_prompts(folder, *cell) for cell in cells}
         wanted = set(kept)
         for s in scores:
             if s["id"] not in wanted:
@@ -98,10 +93,16 @@ def explorer(
             item = {key: s[key] for key in _ITEM_KEYS}
             text = prompts[(s["k"], s["seed"])].get(s["id"])
             item |= {"run": number, "prompt": None if text is None else table.add(text)}
+            # As text: a browser's numbers would show 5.0 as 5 and round long integers.
+            item["calls"] = [json.dumps(call, ensure_ascii=False) for call in s["calls"]]
+            chars = len(s["raw"] or "")
+            # Without `raw_chars`, in older folders: a text of the greatest length was cut.
+            is_cut = s["raw_chars"] > chars if s.get("raw_chars") else chars >= KEPT_CHARS
+            item["cut"] = chars if is_cut else None
             item["pool"] = pools.setdefault(tuple(s["names"]), len(pools))
             items.append(item)
             texts[s["id"]] = by_id[s["id"]].query
-            gold[s["id"]] = by_id[s["id"]].gold
+            gold[s["id"]] = json.dumps(by_id[s["id"]].gold, ensure_ascii=False)
     return {
         "runs": names,
         "items": items,
@@ -113,9 +114,16 @@ def explorer(
     }
 
 
-def _brief(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _fields(row: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """Return some fields, rounded to what the page can show (the JSON and CSV hold all)."""
-    return {k: round(row[k], 6) if isinstance(row[k], float) else row[k] for k in keys}
+    return {k: _rounded(k, row[k]) for k in keys}
+
+
+def _rounded(key: str, value: Any) -> Any:
+    if not isinstance(value, float):
+        return value
+    # Six decimals would show the smallest p values as 0.
+    return float(f"{value:.3g}") if key.startswith("p_") else round(value, 6)
 
 
 def script_json(value: Any) -> str:
@@ -124,17 +132,30 @@ def script_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def foot(sources: Sequence[scored.Source]) -> str:
+    """Return HTML that names what the page was made from, so that it can be traced."""
+    items = "".join(
+        f"<li>{escape(s.name)}: sha256 {escape(s.content_hash)}, "
+        f"revision {escape(s.git_revision or 'unknown')}</li>"
+        for s in sources
+    )
+    revision = escape(artifact.git_revision() or "unknown")
+    return f"<p>Made by gatewright, git revision {revision}, from:</p><ul>{items}</ul>"
+
+
 def build(
     title: str,
     first_line: str,
     note: str,
+    notes: Sequence[str],
     runs: Sequence[tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]],
     folders: Sequence[Path],
     summary: Sequence[Mapping[str, Any]],
-    tests: Sequence[tally.Paired],
+    tests: Sequence[paired.Paired],
     means: Sequence[Mapping[str, Any]],
     differences: Sequence[trainings.Difference],
     drawn: Mapping[str, str],
+    sources: Sequence[scored.Source],
     questions_per_run: int,
 ) -> str:
     """Return the page's HTML."""
@@ -143,14 +164,15 @@ def build(
     mean_keys = ["model", "gate_scale", "k", "judged"]
     mean_keys += [r + end for r in trainings.RATES for end in ends]
     data = {
-        "rows": [_brief(r, keys) for r in summary if r["seed"] == "all"],
-        "tests": [t | {"rate": LABELS[t["rate"]]} for t in tally.to_json(tests)],
+        "rows": [_fields(r, keys) for r in summary if r["seed"] == "all"],
+        "tests": [dataclasses.asdict(t) | {"rate": LABELS[t.rate]} for t in tests],
+        "testsMean": paired.EXPLAINED.replace("`", ""),
         "setups": [
-            _brief(r, mean_keys) | {"n": len(r["training_seeds"]), "pools": tally.setting(r)}
+            _fields(r, mean_keys) | {"n": len(r["training_seeds"]), "pools": tally.setting(r)}
             for r in means
         ],
         "differences": [
-            _brief(d, list(d)) | {"rate": LABELS[d["rate"]]}
+            _fields(d, list(d)) | {"rate": LABELS[d["rate"]]}
             for d in map(dataclasses.asdict, differences)
         ],
         "differencesMean": trainings.EXPLAINED.replace("`", ""),
@@ -161,7 +183,9 @@ def build(
         "%TITLE%": escape(title),
         "%HEADLINE%": escape(first_line),
         "%NOTE%": f'<p class="note">{escape(note)}</p>' if note else "",
+        "%NOTES%": "".join(f'<p class="note">{escape(text)}</p>' for text in notes),
         "%FIGURES%": figures,
+        "%FOOT%": foot(sources),
         "%DATA%": script_json(data),
     }
     html = TEMPLATE.read_text(encoding="utf-8")

@@ -13,6 +13,12 @@ from html import escape
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 46
+CHAR_WIDTH = 6.8
+"""Pixels that a character of a name takes at most, on average: letters and digits at 12 px."""
+LEGEND_MARK = 28
+"""Pixels of a legend's line or marker, before its name."""
+LABEL_WIDTHS = 120, 380
+"""Narrowest and widest column of names beside bars."""
 
 # Series colours (light, dark): distinguishable for colour-blind readers, and told apart by
 # marker and dash as well.
@@ -54,11 +60,17 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A line of the chart; a predicted one is drawn faint, dotted and without markers."""
+    """A line of the chart, or points that no line joins.
+
+    Attributes:
+        points: at most one per place if they are joined.
+        predicted: drawn faint, dotted and without markers.
+    """
 
     name: str
     points: Sequence[Point]
     predicted: bool = False
+    joined: bool = True
 
 
 def _style() -> str:
@@ -87,6 +99,14 @@ def _open(width: int, height: int, title: str, description: str) -> str:
     )
 
 
+def _name(name: str, width: float) -> str:
+    """Return a name as the content of a text element; what exceeds a width is in its title."""
+    fits = int(width / CHAR_WIDTH)
+    if len(name) <= fits:
+        return escape(name)
+    return f"{escape(name[: fits - 1])}…<title>{escape(name)}</title>"
+
+
 def lines(
     title: str, x_label: str, y_label: str, ticks: Sequence[str], series: Sequence[Series]
 ) -> str:
@@ -94,12 +114,15 @@ def lines(
 
     Args:
         ticks: the label of each place on the x axis.
-        series: at most one point per place each; intervals are drawn as whiskers.
+        series: their intervals are drawn as whiskers.
     """
-    rows = math.ceil(len(series) / 2)
-    height = HEIGHT + 18 * rows
-    top = _ceiling(max((p.high for s in series for p in s.points), default=1.0))
+    for s in series:
+        assert not s.joined or len({p.place for p in s.points}) == len(s.points), s.name
     inner_w, inner_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    longest = max((len(s.name) for s in series), default=0)
+    columns = 2 if longest * CHAR_WIDTH <= inner_w / 2 - LEGEND_MARK else 1
+    height = HEIGHT + 18 * math.ceil(len(series) / columns)
+    top = _ceiling(max((p.high for s in series for p in s.points), default=1.0))
 
     def x_of(place: int, shift: float) -> float:
         return LEFT + inner_w * (place + 0.5) / max(len(ticks), 1) + shift
@@ -134,11 +157,11 @@ def lines(
         colour, dash = f"var(--c{i % len(COLOURS)})", DASHES[i // len(COLOURS) % len(DASHES)]
         if s.predicted:
             colour, dash = "var(--ink)", f"1 {3 + 2 * i}"
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in spots)
         out.append(f'<g style="stroke:{colour};fill:{colour}">')
-        out.append(
-            f'<polyline points="{path}" fill="none" stroke-width="2" stroke-dasharray="{dash}"/>'
-        )
+        stroke = f'stroke-width="2" stroke-dasharray="{dash}"'
+        if s.joined:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in spots)
+            out.append(f'<polyline points="{path}" fill="none" {stroke}/>')
         for x, y, p in spots:
             low, high = y_of(p.low), y_of(p.high)
             said = f"{escape(s.name)}, {escape(ticks[p.place])}: {100 * p.value:.1f} %"
@@ -148,17 +171,18 @@ def lines(
                 )
                 continue
             out.append(
-                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" opacity=".55"/>'
+                f'<g><line x1="{x:.1f}" x2="{x:.1f}" y1="{low:.1f}" y2="{high:.1f}" opacity=".55"/>'
                 f"{_marker(i, x, y)}"
-                f"<title>{said} [{100 * p.low:.1f}, {100 * p.high:.1f}]</title>"
+                f"<title>{said} [{100 * p.low:.1f}, {100 * p.high:.1f}]</title></g>"
             )
         out.append("</g>")
-        lx, ly = LEFT + (i % 2) * (inner_w / 2), HEIGHT + 4 + 18 * (i // 2)
+        room = inner_w / columns
+        lx, ly = LEFT + (i % columns) * room, HEIGHT + 4 + 18 * (i // columns)
         marker = "" if s.predicted else _marker(i, lx + 11, ly)
+        line = f'<line x1="{lx}" x2="{lx + 22}" y1="{ly}" y2="{ly}" {stroke}/>' if s.joined else ""
         out.append(
-            f'<g style="stroke:{colour};fill:{colour}"><line x1="{lx}" x2="{lx + 22}" y1="{ly}" '
-            f'y2="{ly}" stroke-width="2" stroke-dasharray="{dash}"/>{marker}</g>'
-            f'<text x="{lx + 28}" y="{ly + 4}">{escape(s.name)}</text>'
+            f'<g style="stroke:{colour};fill:{colour}">{line}{marker}</g>'
+            f'<text x="{lx + LEGEND_MARK}" y="{ly + 4}">{_name(s.name, room - LEGEND_MARK)}</text>'
         )
     out.append("</svg>")
     return "".join(out)
@@ -186,7 +210,10 @@ def _marker(i: int, x: float, y: float) -> str:
 
 def outcome_bars(title: str, bars: Sequence[tuple[str, Mapping[str, int]]]) -> str:
     """Return stacked bars of outcome counts, one bar per label, as SVG text."""
-    label_width, row = 190, 24
+    longest = max((len(label) for label, _ in bars), default=0)
+    narrowest, widest = LABEL_WIDTHS
+    label_width = min(widest, max(narrowest, math.ceil(longest * CHAR_WIDTH) + 14))
+    row = 24
     legend_top = TOP + row * len(bars) + 12
     shown = [n for n in OUTCOME_COLOURS if any(counts.get(n) for _, counts in bars)]
     width = 760
@@ -198,7 +225,8 @@ def outcome_bars(title: str, bars: Sequence[tuple[str, Mapping[str, int]]]) -> s
         y = TOP + row * i
         total = sum(counts.values()) or 1
         out.append(
-            f'<text x="{label_width - 6}" y="{y + 14}" text-anchor="end">{escape(label)}</text>'
+            f'<text x="{label_width - 6}" y="{y + 14}" text-anchor="end">'
+            f"{_name(label, label_width - 14)}</text>"
         )
         x = float(label_width)
         for name in OUTCOME_COLOURS:

@@ -32,26 +32,31 @@ class NameMap:
     Args:
         names: all names of one pool.
         dots: `keep` shows names as they are; `underscore` shows `_` for every character that
-            OpenAI's API refuses.
-
-    Raises:
-        UserError: two names of the pool would be shown alike.
+            OpenAI's API refuses.  Names that would be shown alike are numbered in alphabetical
+            order, after one that needs no change: `car_rental`, then `car.rental` as
+            `car_rental_2`.
     """
 
     def __init__(self, names: Sequence[str], dots: Dots = "keep") -> None:
-        self.dots = dots
-        self._shown = {name: self._show(name) for name in names}
-        self._real = {shown: name for name, shown in self._shown.items()}
-        if len(self._real) < len(self._shown):
-            pairs = sorted((shown, name) for name, shown in self._shown.items())
-            twins = next(a for a, b in itertools.pairwise(pairs) if a[0] == b[0])
-            raise UserError(f"--dots underscore: two tools of one pool become {twins[0]!r}")
+        self._shown: dict[str, str] = {}
+        self._real: dict[str, str] = {}
+        plain = {n: n if dots == "keep" else re.sub(r"[^a-zA-Z0-9_-]", "_", n) for n in names}
+        for name in sorted(plain, key=lambda n: (plain[n] != n, n)):
+            numbered = (f"{plain[name]}_{i}" for i in itertools.count(2))
+            shown = next(s for s in itertools.chain([plain[name]], numbered) if s not in self._real)
+            self._shown[name] = shown
+            self._real[shown] = name
 
-    def _show(self, name: str) -> str:
-        return name if self.dots == "keep" else re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+    def renamed(self) -> dict[str, str]:
+        """Return shown name -> the data's name, where they differ."""
+        return {shown: name for shown, name in self._real.items() if shown != name}
 
     def shown(self, name: str) -> str:
         return self._shown[name]
+
+    def shows(self, written: str) -> bool:
+        """Return whether the prompt showed a tool by this name."""
+        return written in self._real
 
     def real(self, written: str) -> str:
         """Return the data's name for what a model wrote; unknown names stay as written."""
@@ -71,7 +76,6 @@ class Request:
         messages, tools: in OpenAI form.
         prompt: the drawn prompt (empty for servers that draw it themselves).
         prompt_ids: its tokens.
-        single_call: the question wants one call, so generation may end after a second one.
     """
 
     id: str
@@ -80,7 +84,6 @@ class Request:
     tools: list[dict[str, Any]]
     prompt: str = ""
     prompt_ids: list[int] = dataclasses.field(default_factory=list)
-    single_call: bool = True
 
 
 def request(question: Question, cell: Cell, row: Row, dots: Dots) -> Request:
@@ -91,8 +94,7 @@ def request(question: Question, cell: Cell, row: Row, dots: Dots) -> Request:
         tool = bfcl.to_openai_tool(schema, question.language)
         tool["function"]["name"] = names.shown(schema["name"])
         tools.append(tool)
-    single = question.expect not in ("calls", "any_call")
-    return Request(question.id, cell.name, question.messages, tools, single_call=single)
+    return Request(question.id, cell.name, question.messages, tools)
 
 
 def draw(item: Request, renderer: Renderer, kind: PromptKind) -> None:

@@ -1,4 +1,11 @@
-"""Put scored models side by side: tables, figures and one self-contained page."""
+"""Put scored models side by side: tables, figures and one self-contained page.
+
+results.csv and `results` of summary.json hold a row per model, pools, pool size k and pool seed
+("all": all seeds pooled).  Of every rate they hold the value and `_low` and `_high` of its 95 %
+interval, of every outcome `n_...`, and how much the answers vary: `different_answers`,
+`different_names`, `top_name_outside` and `top_name_outside_answers` (see `tally.variety`).
+`variety` of summary.json counts the same over all pool sizes of a model.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eval_bfcl import ceiling, figures, page, tally, trainings
+from eval_bfcl import ceiling, figures, page, paired, scored, tally, trainings
+from eval_bfcl.tally import Run
 from gatewright import artifact, cli
 from gatewright.errors import UserError
-
-Run = tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 @dataclasses.dataclass
@@ -57,8 +63,47 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def leaderboard(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return rows in the style of the official leaderboard's CSV: names and per cents."""
+def official_said(official: Mapping[str, Any] | None) -> str:
+    """Return in a word or two how the official run compares with our accuracy."""
+    if official is None:
+        return "N/A"
+    if official["failed"] is not None:
+        return "failed"
+    return "same" + (f", {official['left_out']} left out" if official["left_out"] else "")
+
+
+def official_notes(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for every run whose accuracy the official run did not confirm whole."""
+    notes = []
+    for facts, _ in runs:
+        official, name = facts["official"], f"{facts['model']} on {tally.setting(facts)}"
+        if official is None:
+            continue
+        if official["failed"] is not None:
+            notes.append(
+                f"The official run did not confirm the accuracy of {name}: {official['failed']}."
+            )
+        elif n := official["left_out"]:
+            notes.append(
+                f"The official run cannot judge {n} answers of {name}; on all others its verdicts "
+                "are ours."
+            )
+    return list(dict.fromkeys(notes))
+
+
+def leaderboard(
+    summary: Sequence[Mapping[str, Any]], runs: Sequence[Run] = ()
+) -> list[dict[str, str]]:
+    """Return rows in the style of the official leaderboard's CSV: names and per cents.
+
+    Args:
+        runs: what `summary` was made from; they say how the official run compares.
+    """
+    official = {
+        (facts["model"], tally.setting(facts), k): official_said(facts["official"])
+        for facts, scores in runs
+        for k in {s["k"] for s in scores}
+    }
     ranked = sorted(
         (r for r in summary if r["seed"] == "all"), key=lambda r: -(r["accuracy_official"] or 0)
     )
@@ -74,6 +119,7 @@ def leaderboard(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "Overall Acc": _percent(r["accuracy_official"]),
             "Overall Acc 95% Low": _percent(r["accuracy_official_low"]),
             "Overall Acc 95% High": _percent(r["accuracy_official_high"]),
+            "Official Run": official.get((r["model"], tally.setting(r), r["k"]), "N/A"),
             "Right Tool": _percent(r["right_tool"]),
             "Well-Formed Call": _percent(r["valid_call"]),
             "Hallucination": _percent(r["hallucination"]),
@@ -85,6 +131,7 @@ def leaderboard(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
             "Predicted Tools At 50%": _tools(r["predicted_tools_at_half"]),
             "Total Count": str(r["judged"]),
             "Errors": str(r["n_error"]),
+            "Over Context": str(r["over_context"]),
         }
         for rank, r in enumerate(ranked, start=1)
     ]
@@ -98,18 +145,42 @@ def _percent(value: float | None) -> str:
     return "N/A" if value is None else f"{100 * value:.2f}%"
 
 
+def asked_apart(runs: Sequence[Run]) -> list[str]:
+    """Return a sentence for every setting in which the runs differ: who was asked how."""
+    notes = []
+    for name in tally.SETTINGS:
+        by_value: dict[str, list[str]] = {}
+        for facts, _ in runs:
+            value = facts.get(name)
+            models = by_value.setdefault("not recorded" if value is None else str(value), [])
+            if facts["model"] not in models:
+                models.append(facts["model"])
+        if len(by_value) > 1:
+            said = "; ".join(f"{value}: {_names(models)}" for value, models in by_value.items())
+            notes.append(f"Models were not all asked alike, {name} differs ({said}).")
+    return notes
+
+
+def _names(models: Sequence[str]) -> str:
+    more = f" and {len(models) - 3} more" if len(models) > 3 else ""
+    return ", ".join(models[:3]) + more
+
+
 def markdown(
     first_line: str,
     note: str,
     rows: Sequence[Mapping[str, str]],
-    tests: Sequence[tally.Paired],
+    tests: Sequence[paired.Paired],
     means: Sequence[Mapping[str, Any]] = (),
     differences: Sequence[trainings.Difference] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """Return the leaderboard, the means over training seeds and the tests as Markdown."""
     out = [first_line, ""]
     if note:
         out += [note, ""]
+    if notes:
+        out += [*(f"- {text}" for text in notes), ""]
     if means:
         out += ["Means over training seeds, per cent [95 % interval]:", ""]
         out += _table(
@@ -129,24 +200,7 @@ def markdown(
     if any(row["Predicted Ceiling"] != "N/A" for row in rows):
         out += ["", ceiling.EXPLAINED]
     if tests:
-        said = "McNemar's exact test, questions on which only one of two models shows it:"
-        out += ["", said, ""]
-        out += _table(
-            [
-                {
-                    "A": t.a,
-                    "B": t.b,
-                    "pools": t.setting,
-                    "k": str(t.k),
-                    "rate": figures.LABELS[t.rate],
-                    "only A": str(t.only_a),
-                    "only B": str(t.only_b),
-                    "pairs": str(t.n),
-                    "p": f"{t.p:.3g}",
-                }
-                for t in tests
-            ]
-        )
+        out += ["", paired.EXPLAINED, "", *_table(paired.rows(tests, figures.LABELS))]
     if differences:
         out += ["", trainings.EXPLAINED, ""]
         out += _table(
@@ -161,9 +215,10 @@ def markdown(
                     "seeds": str(d.seeds),
                     "only A": str(d.only_a),
                     "only B": str(d.only_b),
-                    "p McNemar": f"{d.p_mcnemar:.3g}",
-                    "p questions": f"{d.p_questions:.3g}",
-                    "p Holm": f"{d.p_holm:.3g}",
+                    "p McNemar": paired.p_text(d.p_mcnemar),
+                    "p seeds": paired.p_text(d.p_seeds),
+                    "p questions": paired.p_text(d.p_questions),
+                    "p Holm": paired.p_text(d.p_holm),
                 }
                 for d in differences
             ]
@@ -183,7 +238,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     ]
 
 
-def _brief(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _written(summary: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return rows as they are written: six decimals, and none per pool seed if there is one."""
     alone = {
         (r["model"], tally.setting(r), r["k"])
@@ -222,34 +277,66 @@ def _order(facts: Mapping[str, Any]) -> tuple[Any, ...]:
     return (tally.setting(facts), scale is None, facts["base"], number, facts["model"])
 
 
+def compared_models(
+    setups: Sequence[trainings.Setup], differences: Sequence[trainings.Difference]
+) -> set[tuple[str, str, int]]:
+    """Return (setting, model, k) of the models whose setups are compared as wholes there."""
+    members = {(s.setting, s.name): [f["model"] for f, _ in s.runs.values()] for s in setups}
+    return {
+        (d.setting, model, d.k)
+        for d in differences
+        for name in (d.a, d.b)
+        for model in members[d.setting, name]
+    }
+
+
+def paired_tests(
+    runs: Sequence[Run],
+    setups: Sequence[trainings.Setup],
+    differences: Sequence[trainings.Difference],
+) -> tuple[list[paired.Paired], list[str]]:
+    """Return the paired tests of models where their setups are not compared, and what has none."""
+    inside = compared_models(setups, differences)
+    return paired.paired_tests(
+        runs,
+        apart=lambda a, b, k: {(tally.setting(f), f["model"], k) for f in (a, b)} <= inside,
+    )
+
+
 def main(args: Args) -> None:
     """Put scored models side by side: tables, figures and one self-contained page."""
-    loaded = [(*tally.load(folder), folder) for folder in args.scores]
+    loaded = [(*scored.load(folder), folder) for folder in args.scores]
     loaded.sort(key=lambda item: _order(item[0]))
-    runs = [(facts, scores) for facts, scores, _ in loaded]
+    runs: list[Run] = [(facts, scores) for facts, scores, _ in loaded]
     refuse_twins(runs)
-    summary = _brief(tally.summarise(runs))
-    setups = trainings.setups(runs)
-    means, differences = trainings.summarise(setups), trainings.differences(setups)
-    inside = {id(facts) for s in setups for facts, _ in s.runs.values()}
-    tests = tally.paired_tests(runs, apart=lambda a, b: id(a) in inside and id(b) in inside)
+    summary = _written(tally.summarise(runs))
+    setups, not_averaged = trainings.setups(runs)
+    means = trainings.summarise(setups)
+    differences, not_compared = trainings.differences(setups)
+    tests, not_tested = paired_tests(runs, setups, differences)
+    notes = [*asked_apart(runs), *official_notes(runs), *not_averaged, *not_compared, *not_tested]
     first_line = headline(runs)
-    drawn = figures.draw(summary, setups)
-    board = leaderboard(summary)
+    drawn = figures.draw(summary, means)
+    board = leaderboard(summary, runs)
+    sources = [scored.source(f, page.run_name(facts, s)) for facts, s, f in loaded]
     parents = {f"scores/{i}": folder for i, folder in enumerate(args.scores)}
     with artifact.create(args.out, kind="report", config=args, parents=parents) as tmp:
         write_csv(tmp / "results.csv", summary)
         write_csv(tmp / "leaderboard.csv", board)
         (tmp / "leaderboard.md").write_text(
-            markdown(first_line, args.note, board, tests, means, differences), encoding="utf-8"
+            markdown(first_line, args.note, board, tests, means, differences, notes),
+            encoding="utf-8",
         )
         artifact.write_json(
             tmp / "summary.json",
             {
                 "headline": first_line,
                 "note": args.note,
+                "notes": notes,
+                "sources": [dataclasses.asdict(s) for s in sources],
                 "results": summary,
-                "mcnemar": tally.to_json(tests),
+                "variety": tally.varieties(runs),
+                "mcnemar": paired.to_json(tests),
                 "setups": means,
                 "differences": [dataclasses.asdict(d) for d in differences],
             },
@@ -261,6 +348,7 @@ def main(args: Args) -> None:
                 args.title,
                 first_line,
                 args.note,
+                notes,
                 runs,
                 [folder for *_, folder in loaded],
                 summary,
@@ -268,6 +356,7 @@ def main(args: Args) -> None:
                 means,
                 differences,
                 drawn,
+                sources,
                 args.explorer_questions,
             ),
             encoding="utf-8",

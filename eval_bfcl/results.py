@@ -4,30 +4,44 @@ OUT/run.json                                what is being asked, of which model
 OUT/pool_size=24/seed=0/result/<model>/non_live/BFCL_v4_simple_python_result.json
 OUT/pool_size=24/seed=0/prompts.jsonl.gz    the prompts as the model saw them
 OUT/pool_size=24/seed=0/failures.jsonl      what the machinery failed at, never an answer
+OUT/run.lock                                held by the process that fills the folder
 OUT/manifest.json                           last of all
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from eval_bfcl.pools import write_jsonl
-from gatewright import artifact, bfcl
+from gatewright import artifact, bfcl, json_lines
 from gatewright.errors import UserError
 
 RUN = "run.json"
+LOCK = "run.lock"
 
 
 def label_of(model: str) -> str:
     """Return a model's name for the result layout: without `_`, which BFCL reads as `/`."""
     return Path(model).name.replace("_", "-") or "model"
+
+
+def check_label(label: str) -> None:
+    """Refuse a name that would lead out of the result folder.
+
+    Raises:
+        UserError: the label is no file name.
+    """
+    if label in ("", ".", "..") or any(c in label for c in "/\0\n"):
+        raise UserError(
+            f"--name {label!r}: is no name for a file; give one without slashes, like my-model"
+        )
 
 
 def model_facts(folder: Path) -> dict[str, Any]:
@@ -37,7 +51,7 @@ def model_facts(folder: Path) -> dict[str, Any]:
     null for other models.  `sft_seed` is the seed of the stage that wrote the folder.
 
     Raises:
-        UserError: the folder has no config.json, or its manifest is of another kind.
+        UserError: the folder has no config.json, or its manifest is of another kind or damaged.
     """
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -45,22 +59,28 @@ def model_facts(folder: Path) -> dict[str, Any]:
             f"--model {folder}: has no config.json; give a Hugging Face model folder "
             "(python -m tools.convert CKPT --to hf makes one)"
         )
-    try:
-        config = json.loads(config_file.read_text())
-    except json.JSONDecodeError as e:
-        raise UserError(f"{config_file}: is not JSON ({e.msg})") from e
+    config = _read_object(config_file, "--model")
     family = str(config.get("model_type", "unknown"))
     manifest: Mapping[str, Any] = {}
     if (folder / artifact.MANIFEST).is_file():
         manifest = artifact.read_manifest(folder, "hf-model", flag="--model")
         artifact.require_whole(folder, "--model", (".safetensors",))
-    unscaled = 1.0 if family == "mamba2" else None
-    scale = manifest.get("extra", {}).get("gate_scale", unscaled)
+    context = config.get("max_position_embeddings")
+    if context is not None and (not isinstance(context, int) or context < 1):
+        raise UserError(
+            f"--model {config_file}: max_position_embeddings {context!r} is no positive number"
+        )
+    scale = 1.0 if family == "mamba2" else None
+    if "gate_scale" in (manifest.get("extra") or {}):
+        artifact.require_extra(folder, manifest, {"gate_scale": (float, type(None))})
+        scale = manifest["extra"]["gate_scale"]
+    if wrong := artifact.wrong_type(seed := manifest.get("seed"), (int, type(None))):
+        raise UserError(f"--model {folder / artifact.MANIFEST}: seed is {wrong}")
     return {
         "family": family,
         "gate_scale": scale,
-        "sft_seed": manifest.get("seed"),
-        "context_tokens": config.get("max_position_embeddings"),
+        "sft_seed": seed,
+        "context_tokens": context,
     }
 
 
@@ -85,33 +105,59 @@ class Results:
             UserError: the folder is finished, foreign, was begun with other settings, or another
                 process is filling it.
         """
-        text = json.loads(json.dumps(run))
-        path = self.out / RUN
+        with self.writing():
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._refuse_finished()
+            held = {path.name for path in self.out.iterdir()}
+            if held and not held & {RUN, LOCK}:
+                raise UserError(f"--out {self.out} is not empty: choose another folder")
+            # Only who holds the lock looks at run.json: two that begin at once are told apart.
+            self._lock()
+            self._refuse_finished()
+            path = self.out / RUN
+            if path.is_file():
+                self._compare(_read_object(path, "--out"), json.loads(json.dumps(run)))
+            else:
+                artifact.write_json(path, run)
+
+    def _refuse_finished(self) -> None:
         if (self.out / artifact.MANIFEST).is_file():
             raise UserError(
                 f"--out {self.out} is already finished: remove it or choose another folder"
             )
-        if path.is_file():
-            before = json.loads(path.read_text())
-            for key in {*before, *text}:
-                if before.get(key) != text.get(key):
-                    raise UserError(
-                        f"--out {self.out} was begun with {key} = {before.get(key)!r}, not "
-                        f"{text.get(key)!r}: remove it or choose another folder"
-                    )
-        elif self.out.exists() and any(self.out.iterdir()):
-            raise UserError(f"--out {self.out} is not empty: choose another folder")
-        else:
-            self.out.mkdir(parents=True, exist_ok=True)
-            artifact.write_json(path, run)
-        self._lock(path)
 
-    def _lock(self, path: Path) -> None:
+    def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        keys = dict.fromkeys([*now, *before])  # causes before the hashes that follow from them
+        for key in sorted(keys, key=lambda key: key.endswith("_hash")):
+            if before.get(key) != now.get(key):
+                what = f"{key} = {before.get(key)!r}, not {now.get(key)!r}"
+                if key == "prompts_hash":
+                    what = (
+                        "other prompts, although all flags are the same: the model's chat "
+                        "template or tokenizer, or this program, has changed"
+                    )
+                raise UserError(
+                    f"--out {self.out} was begun with {what}: remove it or choose another folder"
+                )
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the disk refuses into one line; what is written so far stays resumable."""
+        try:
+            yield
+        except OSError as e:
+            raise UserError(
+                f"--out {self.out}: cannot be written ({e.strerror}); what it holds stays as it "
+                "is: mend that and run the same command again, or choose another folder"
+            ) from e
+
+    def _lock(self) -> None:
         """Keep a second process from answering the same questions into the same files.
 
-        The lock ends with the process, however it ends.
+        The lock ends with the process, however it ends; its file stays and is never replaced.
         """
-        self._held = open(path, "rb")  # noqa: SIM115 (closed by `close`)
+        path = self.out / LOCK
+        self._held = open(path, "ab")  # noqa: SIM115 (closed by `close`)
         try:
             fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
@@ -129,35 +175,43 @@ class Results:
     def file(self, cell: str) -> Path:
         return bfcl.result_file(self.out / cell / "result", self.label, self.split)
 
-    def done(self, cell: str) -> set[str]:
-        """Return the ids that are answered, after cutting off a line that a crash left short."""
+    def done(self, cell: str, asked: Collection[str]) -> set[str]:
+        """Return the ids that are answered, after cutting off a line that a crash left short.
+
+        Raises:
+            UserError: an answer belongs to no question that is asked.
+        """
         path = self.file(cell)
         if not path.is_file():
             return set()
         rows, whole = read_answers(path)
+        for number, row in enumerate(rows, start=1):
+            if row["id"] not in asked:
+                raise UserError(
+                    f"{path}:{number}: answers {row['id']}, which is not asked; remove the line"
+                )
         if not whole:
-            _replace(path, rows)
+            self._replace(path, _lines(rows))
         return {row["id"] for row in rows}
 
     def append(self, cell: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Add answers; each line is on its way to the disk before the next batch begins."""
         path = self.file(cell)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "a", encoding="utf-8") as f:
-            f.writelines(json.dumps(row) + "\n" for row in rows)
+        with self.writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "ab") as f:
+                f.write(_lines(rows))
 
     def write_prompts(self, cell: str, prompts: Mapping[str, str]) -> None:
-        folder = self.out / cell
-        folder.mkdir(parents=True, exist_ok=True)
-        text = "".join(json.dumps({"id": i, "prompt": p}) + "\n" for i, p in prompts.items())
-        (folder / "prompts.jsonl.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
+        lines = _lines([{"id": i, "prompt": p} for i, p in prompts.items()])
+        self._replace(self.out / cell / "prompts.jsonl.gz", gzip.compress(lines, mtime=0))
 
     def write_failures(self, cell: str, failures: Mapping[str, str]) -> None:
         path = self.out / cell / "failures.jsonl"
-        path.unlink(missing_ok=True)
         if failures:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_jsonl(path, ({"id": i, "error": e} for i, e in failures.items()))
+            self._replace(path, _lines([{"id": i, "error": e} for i, e in failures.items()]))
+        else:
+            path.unlink(missing_ok=True)
 
     def sort(self, cell: str, order: Sequence[str]) -> None:
         """Put a finished cell's answers into the order of its questions."""
@@ -165,7 +219,40 @@ class Results:
         if path.is_file():
             place = {id: i for i, id in enumerate(order)}
             rows, _ = read_answers(path)
-            _replace(path, sorted(rows, key=lambda r: place[r["id"]]))
+            self._replace(path, _lines(sorted(rows, key=lambda r: place[r["id"]])))
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        """Write a file so that a full disk leaves the one before, not half of this one."""
+        tmp = path.with_suffix(".tmp")
+        with self.writing():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                tmp.write_bytes(content)
+                os.replace(tmp, path)
+            finally:
+                tmp.unlink(missing_ok=True)
+
+
+def _lines(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _read_object(path: Path, flag: str) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Args:
+        flag: what named its folder, for the error message.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{flag} {path}: is not JSON ({e}); make the folder again") from e
+    if not isinstance(value, dict):
+        raise UserError(f"{flag} {path}: is not a JSON object; make the folder again")
+    return value
 
 
 def read_answers(path: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -174,24 +261,15 @@ def read_answers(path: Path) -> tuple[list[dict[str, Any]], bool]:
     Raises:
         UserError: a line other than the last is damaged, or an id stands twice.
     """
-    lines = path.read_bytes().split(b"\n")
-    whole = lines[-1] == b""
+    *lines, rest = path.read_bytes().split(b"\n")
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = json.loads(line)
-            id = row["id"]
-        except (ValueError, KeyError, TypeError) as e:
-            raise UserError(f"{path}:{number}: is not a result row; remove the line") from e
+    for number, row in json_lines.rows(lines, path, "remove the line"):
+        id = row.get("id")
+        if not isinstance(id, str):
+            raise UserError(f"{path}:{number}: is no result row with an id; remove the line")
         if id in seen:
             raise UserError(f"{path}:{number}: answers {id} a second time; remove one")
         seen.add(id)
         rows.append(row)
-    return rows, whole
-
-
-def _replace(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    tmp = path.with_suffix(".tmp")
-    tmp.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(tmp, path)
+    return rows, not rest

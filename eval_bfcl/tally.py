@@ -1,27 +1,33 @@
-"""From scored answers to figures: rates with Wilson intervals, paired tests, the table.
+"""From scored answers to figures: rates with Wilson intervals, and their table.
 
-Errors of the machinery are counted apart and are in no rate's denominator.
+Errors of the machinery are counted apart and are in no rate's denominator.  Pool seeds ask the
+same questions, so an interval counts each question once, however many seeds asked it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eval_bfcl import ceiling
 from eval_bfcl.outcomes import OUTCOMES
-from eval_bfcl.pools import read_jsonl
-from gatewright import artifact
-from gatewright.statistics import Interval, mcnemar_exact, wilson_interval
+from gatewright.errors import UserError
+from gatewright.statistics import Interval, wilson_interval
 
 Score = Mapping[str, Any]
 Facts = Mapping[str, Any]
+Run = tuple[Facts, Sequence[Score]]
+Hits = Mapping[tuple[str, int], bool]
+"""By (question, pool seed): whether a judged answer counts for a rate."""
+
+SETTINGS = ("backend", "prompt", "style", "dots", "max_new_tokens", "dtype")
+"""How a model was asked, beside the pools: None where the scores folder does not say."""
+
+
+NO_COLUMNS = ("state", "official")
+"""Facts that hold several values: in no row of a summary."""
 
 
 def run_facts(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,17 +43,31 @@ def run_facts(run: Mapping[str, Any]) -> dict[str, Any]:
         "questions": run["questions"],
         "of": run["of"],
         **run["pools"],
+        **{name: run.get(name) for name in SETTINGS},
+        "official": official_run(run),
     }
 
 
-def load(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the facts and the scores of a folder of eval_bfcl.score.
+def official_run(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how the official run compares with ours; None where `--official` was not given.
+
+    `failed` is why it could not confirm our accuracy, else None; `left_out` counts the answers
+    that it cannot judge.
 
     Raises:
-        UserError: the folder is not finished, of another kind, or damaged.
+        UserError: the manifest's `official` is not as eval_bfcl.score writes it.
     """
-    manifest = artifact.read_manifest(folder, "bfcl-scores", flag="--scores")
-    return run_facts(manifest["extra"]), read_jsonl(Path(folder) / "scores.jsonl")
+    lines, failed = run.get("official"), run.get("official_failed")
+    if lines is None and failed is None:
+        return None
+    try:
+        left_out = sum(len(dict(line).get("left_out", ())) for line in lines or ())
+    except (TypeError, ValueError) as e:
+        raise UserError(
+            f"--scores: extra.official in the manifest of {run['label']} is damaged ({e}); run "
+            "eval_bfcl.score again"
+        ) from e
+    return {"failed": None if failed is None else str(failed), "left_out": left_out}
 
 
 def counts_for(score: Score, rate: str) -> bool:
@@ -65,38 +85,96 @@ def counts_for(score: Score, rate: str) -> bool:
     return score["outcome"] in outcomes[rate]
 
 
+def hits(scores: Iterable[Score], rate: str, k: int) -> dict[tuple[str, int], bool]:
+    """Return whether the judged answers at k count for a rate.
+
+    Where no tool is right (a null gold), none can be the right one: those do not count.
+    """
+    return {
+        (s["id"], s["seed"]): counts_for(s, rate)
+        for s in scores
+        if s["k"] == k
+        and s["outcome"] != "error"
+        and (rate != "right_tool" or s["gold"] is not None)
+    }
+
+
+def interval(mean_times_n: float, n: int) -> Interval:
+    """Return Wilson's interval of a mean over n questions, each of which may be a fraction.
+
+    Args:
+        mean_times_n: the sum of the questions' means over their seeds.
+    """
+    return wilson_interval(mean_times_n, n)
+
+
 def _rates(scores: Sequence[Score]) -> dict[str, Any]:
     counts = Counter(s["outcome"] for s in scores)
     judged = [s for s in scores if s["outcome"] != "error"]
-    n = len(judged)
-    valid_calls = sum(counts_for(s, "valid_call") for s in judged)
-    right_tool = sum(counts_for(s, "right_tool") for s in judged)
-    retrieved = [s for s in judged if s["retrieved"]]
     with_gold = [s for s in scores if s["gold"] is not None]
-    out: dict[str, Any] = {"n": len(scores), "judged": n}
+    judged_gold = [s for s in judged if s["gold"] is not None]
+    retrieved = [s for s in judged_gold if s["retrieved"]]
+    valid_calls = [s for s in judged if s["valid_call"]]
+    out: dict[str, Any] = {"n": len(scores), "judged": len(judged)}
+    out["judged_questions"] = len({s["id"] for s in judged})
     out |= {f"n_{name}": counts[name] for name in OUTCOMES}
-    for name, part, whole in (
-        ("accuracy", counts["correct"], n),
-        ("hallucination", counts["hallucinated"], n),
-        ("right_tool", right_tool, n),
-        ("valid_call", valid_calls, n),
-        ("hallucination_of_valid_calls", counts["hallucinated"], valid_calls),
-        ("accuracy_official", sum(bool(s["official_valid"]) for s in judged), n),
-        ("accuracy_with_defaults", sum(bool(s["defaults_valid"]) for s in judged), n),
-        (
-            "accuracy_given_retrieved",
-            sum(s["outcome"] == "correct" for s in retrieved),
-            len(retrieved),
-        ),
-        ("recall", sum(s["retrieved"] for s in with_gold), len(with_gold)),
-    ):
-        out |= _flat(name, wilson_interval(part, whole))
+
+    def add(name: str, rows: Sequence[Score], hit: Callable[[Score], Any]) -> None:
+        part, questions = sum(bool(hit(s)) for s in rows), len({s["id"] for s in rows})
+        out.update(_flat(name, interval(part * questions / max(len(rows), 1), questions)))
+
+    add("accuracy", judged, lambda s: counts_for(s, "accuracy"))
+    add("hallucination", judged, lambda s: counts_for(s, "hallucination"))
+    add("right_tool", judged_gold, lambda s: counts_for(s, "right_tool"))
+    add("valid_call", judged, lambda s: counts_for(s, "valid_call"))
+    add("hallucination_of_valid_calls", valid_calls, lambda s: counts_for(s, "hallucination"))
+    add("accuracy_official", judged, lambda s: s["official_valid"])
+    add("accuracy_with_defaults", judged, lambda s: s["defaults_valid"])
+    add("accuracy_given_retrieved", retrieved, lambda s: counts_for(s, "accuracy"))
+    add("recall", with_gold, lambda s: s["retrieved"])
     tokens = [s["new_tokens"] for s in judged if s["new_tokens"] is not None]
     prompt = [s["prompt_tokens"] for s in judged if s["prompt_tokens"] is not None]
     out["mean_prompt_tokens"] = sum(prompt) / len(prompt) if prompt else None
     out["mean_new_tokens"] = sum(tokens) / len(tokens) if tokens else None
     out["over_context"] = sum(s["over_context"] for s in scores)
-    return out
+    return out | variety(judged)
+
+
+def variety(judged: Sequence[Score]) -> dict[str, Any]:
+    """Return how much answers vary with what was asked, which no rate tells.
+
+    `different_answers` counts distinct raw texts (as kept: the longest are cut, see
+    `score.KEPT_CHARS`), `different_names` the distinct names in well-formed calls,
+    `top_name_outside` is the name outside its pool that most answers call, and
+    `top_name_outside_answers` how many do; of several such names, the first in the alphabet.
+    """
+    outside = Counter(
+        name for s in judged for name in {c["name"] for c in s["calls"]} - set(s["names"])
+    )
+    top = min(outside, key=lambda name: (-outside[name], name), default=None)
+    # A model may write half a surrogate pair, which no file in UTF-8 holds: as its escape.
+    said = None if top is None else top.encode("utf-8", "backslashreplace").decode()
+    return {
+        "different_answers": len({s["raw"] for s in judged}),
+        "different_names": len({c["name"] for s in judged for c in s["calls"]}),
+        "top_name_outside": said,
+        "top_name_outside_answers": 0 if top is None else outside[top],
+    }
+
+
+def varieties(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Return the variety of a model's answers over all pool sizes and seeds, a row per setting.
+
+    The counts of single pool sizes do not add up to it: an answer may repeat at another size.
+    """
+    judged: dict[tuple[str, str], list[Score]] = defaultdict(list)
+    for facts, scores in runs:
+        of_run = judged[facts["model"], setting(facts)]
+        of_run += (s for s in scores if s["outcome"] != "error")
+    return [
+        {"model": model, "setting": where, "judged": len(rows), **variety(rows)}
+        for (model, where), rows in judged.items()
+    ]
 
 
 def _flat(name: str, interval: Interval) -> dict[str, float | None]:
@@ -111,8 +189,8 @@ def _flat(name: str, interval: Interval) -> dict[str, float | None]:
 def summarise(runs: Iterable[tuple[Facts, Sequence[Score]]]) -> list[dict[str, Any]]:
     """Return a row per (model, pools, k) and seed, and one with all seeds pooled.
 
-    Pooled rows take each (question, seed) as one trial; `accuracy_sd_over_seeds` says how much
-    the seeds differ.
+    Pooled rows hold means over all (question, seed) pairs; their intervals take each question
+    as one observation.  `accuracy_sd_over_seeds` says how much the seeds differ.
     """
     rows: list[dict[str, Any]] = []
     for facts, scores in runs:
@@ -120,7 +198,7 @@ def summarise(runs: Iterable[tuple[Facts, Sequence[Score]]]) -> list[dict[str, A
         for score in scores:
             by_k[score["k"]][score["seed"]].append(score)
         for k, by_seed in sorted(by_k.items()):
-            head = {n: v for n, v in facts.items() if n != "state"} | {"k": k}
+            head = {n: v for n, v in facts.items() if n not in NO_COLUMNS} | {"k": k}
             head |= ceiling.predict(facts.get("state"), k)
             each = [
                 {**head, "seed": seed, **_rates(part)} for seed, part in sorted(by_seed.items())
@@ -142,60 +220,6 @@ def _sd(values: Sequence[float | None]) -> float | None:
         return None
     mean = sum(known) / len(known)
     return math.sqrt(sum((v - mean) ** 2 for v in known) / (len(known) - 1))
-
-
-TESTED = ("accuracy", "right_tool", "hallucination")
-
-
-@dataclasses.dataclass(frozen=True)
-class Paired:
-    """Two models on the same pools: who shows something where the other does not."""
-
-    a: str
-    b: str
-    setting: str
-    k: int
-    rate: str
-    only_a: int
-    only_b: int
-    n: int
-    p: float
-
-
-def paired_tests(
-    runs: Sequence[tuple[Facts, Sequence[Score]]],
-    apart: Callable[[Facts, Facts], bool] = lambda a, b: False,
-) -> list[Paired]:
-    """Return McNemar's exact test for every two runs of the same pools, per k.
-
-    Always of accuracy; of the right tool and of hallucination where the two differ at all.
-    Only questions that both models were judged on count; several seeds of one question are
-    pairs of their own.
-
-    Args:
-        apart: pairs of runs to leave out.
-    """
-    shown: list[tuple[Facts, dict[int, dict[tuple[str, int], Score]]]] = []
-    for facts, scores in runs:
-        by_k: dict[int, dict[tuple[str, int], Score]] = defaultdict(dict)
-        for s in scores:
-            if s["outcome"] != "error":
-                by_k[s["k"]][(s["id"], s["seed"])] = s
-        shown.append((facts, by_k))
-    tests = []
-    for i, (a, of_a) in enumerate(shown):
-        for b, of_b in shown[i + 1 :]:
-            if setting(a) != setting(b) or apart(a, b):
-                continue
-            for k, rate in itertools.product(sorted(of_a.keys() & of_b.keys()), TESTED):
-                both = of_a[k].keys() & of_b[k].keys()
-                pairs = [(counts_for(of_a[k][x], rate), counts_for(of_b[k][x], rate)) for x in both]
-                only_a, only_b = pairs.count((True, False)), pairs.count((False, True))
-                if rate == "accuracy" or only_a or only_b:
-                    p = mcnemar_exact(only_a, only_b)
-                    names = a["model"], b["model"], setting(a), k, rate
-                    tests.append(Paired(*names, only_a, only_b, len(both), p))
-    return tests
 
 
 def setting(facts: Facts) -> str:
@@ -245,7 +269,3 @@ def table(summary: Sequence[Mapping[str, Any]]) -> str:
         "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
         for line in lines
     )
-
-
-def to_json(tests: Sequence[Paired]) -> list[dict[str, Any]]:
-    return json.loads(json.dumps([dataclasses.asdict(t) for t in tests]))

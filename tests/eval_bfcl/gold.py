@@ -55,13 +55,16 @@ def write_results(
         **run,
     }
     results.begin(facts)
+    failed = 0
     for cell in cells:
         rows = []
         for n, row in enumerate(cell.rows[:limit]):
             text = answer(questions[row.id], row)
             if text is not None:
                 rows.append({"id": row.id, "result": text, "latency": 0.25 + n})
+        failed += len(cell.rows[:limit]) - len(rows)
         results.append(cell.name, rows)
         results.write_failures(cell.name, failures or {})
-    artifact.finish(out, kind="bfcl-results", parents={"pools": pools_folder}, extra=facts)
+    extra = {**facts, "failed": failed}
+    artifact.finish(out, kind="bfcl-results", parents={"pools": pools_folder}, extra=extra)
     return out

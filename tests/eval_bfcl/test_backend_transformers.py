@@ -1,20 +1,28 @@
 import itertools
+import json
 import random
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from eval_bfcl import backend_transformers, prefill
-from eval_bfcl.backend import Answer
+from eval_bfcl import backend_transformers, pools, prefill
+from eval_bfcl.backend import Answer, Failure
 from eval_bfcl.backend_transformers import TransformersBackend
+from eval_bfcl.outcomes import judge
 from eval_bfcl.prompting import Request
+from gatewright import bfcl
 from gatewright.chat import Renderer
+from gatewright.errors import UserError
 from gatewright.kernels import bind_transformers
+from tests.eval_bfcl.gold import gold_text
 
+WEIGHTS = "model.safetensors"
 LONG = "What is the weather in Paris today, and how is the sea?" * 5
 PROMPTS = ["Find the area.", "x", LONG, LONG + " And in Rome?", LONG + " And?", LONG[:200] + "!"]
 
@@ -132,11 +140,10 @@ def test_what_prompts_share_is_read_once(
 def test_the_same_prompt_in_several_cells_is_answered_once(models: dict[str, Path]) -> None:
     b = backend(models["llama"])
     items = requests(b, [LONG, LONG, "x", LONG])
-    items[3].single_call = False  # may end later
-    assert sorted(len(w.requests) for w in b.read(items)) == [1, 1, 2]
+    assert sorted(len(w.requests) for w in b.read(items)) == [1, 3]
     answers = {r.cell: a for r, a in b.run(items)}
     assert answers.keys() == {"0", "1", "2", "3"}
-    assert answers["0"] == answers["1"]
+    assert answers["0"] == answers["1"] == answers["3"]
 
 
 def forward(tokens: Sequence[int], cache: Any) -> Any:
@@ -207,10 +214,8 @@ class Scripted(torch.nn.Module):
         return SimpleNamespace(logits=logits, past_key_values=past_key_values)
 
 
-def write(b: TransformersBackend, prompts: list[list[int]], single: bool = True) -> list[Answer]:
-    items = [
-        Request(str(n), "c", [], [], "", ids, single_call=single) for n, ids in enumerate(prompts)
-    ]
+def write(b: TransformersBackend, prompts: list[list[int]]) -> list[Answer]:
+    items = [Request(str(n), "c", [], [], "", ids) for n, ids in enumerate(prompts)]
     done = {r.id: a for r, a in b.run(items)}
     answers = [done[str(n)] for n in range(len(prompts))]
     assert all(isinstance(a, Answer) for a in answers)
@@ -221,39 +226,136 @@ def test_rows_end_at_their_own_token_and_leave_the_batch(models: dict[str, Path]
     renderer = Renderer.load(models["llama"])
     tokenizer, stop = renderer.tokenizer, renderer.stop_ids[0]
     open_, close = (tokenizer.convert_tokens_to_ids(t) for t in ("<tool_call>", "</tool_call>"))
-    a, b, c, d, e, f = (tokenizer.convert_tokens_to_ids(t) for t in "abcdef")
+    a, b, c, d, e = (tokenizer.convert_tokens_to_ids(t) for t in "abcde")
     endless = [a] * 40
-    letters = [tokenizer.convert_tokens_to_ids(char) for char in "</tool_call>"]
     scripts = {
         a: [b, stop, *endless],
-        b: [open_, a, close, open_, a, close, *endless],  # a second call decides the outcome
+        b: [*[open_, a, close] * 3, stop, *endless],  # all calls count
         c: [open_, a, close, stop, *endless],
         d: endless,
         e: [stop, *endless],
-        f: [*letters, *letters, *endless],  # a tokenizer without a token for the tag
     }
     model = Scripted(scripts, len(tokenizer))
     it = TransformersBackend(model, renderer, max_new_tokens=30, batch_size=8, batch_tokens=999)
-    prompts = [[5, a], [6, b], [7, c], [8, d], [9, e], [4, f]]
+    prompts = [[5, a], [6, b], [7, c], [8, d], [9, e]]
     answers = write(it, prompts)
     assert [x.text for x in answers] == [
         "b",
-        "<tool_call>a</tool_call><tool_call>a</tool_call>",
+        "<tool_call>a</tool_call>" * 3,
         "<tool_call>a</tool_call>",
         "a" * 30,
         "",
-        "</tool_call></tool_call>",
     ]
-    assert [x.finish for x in answers] == ["stop", "stop", "stop", "length", "stop", "stop"]
-    assert [x.new_tokens for x in answers] == [2, 6, 4, 30, 1, 24]
-    assert model.rows_seen[:6] == [1] * 6  # prompts, a row each
-    assert model.rows_seen[6] == 5  # what ended at once is not in the batch
+    assert [x.finish for x in answers] == ["stop", "stop", "stop", "length", "stop"]
+    assert [x.new_tokens for x in answers] == [2, 10, 4, 30, 1]
+    assert model.rows_seen[:5] == [1] * 5  # prompts, a row each
+    assert model.rows_seen[5] == 4  # what ended at once is not in the batch
     assert model.rows_seen[-1] == 1
     # Grouped heads are slow on CPU without a mask, and one without a zero counts as none.
-    assert len(model.masks) == len(model.rows_seen) - 6
+    assert len(model.masks) == len(model.rows_seen) - 5
     assert all(not bool(row.all()) for mask in model.masks for row in mask)
-    both = write(it, [[1, b]], single=False)  # parallel questions may call more than once
-    assert both[0].finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (
+            "<think>\n<tool_call>{}</tool_call> or <tool_call>{}</tool_call>?\n</think>\nGOOD",
+            "correct",
+        ),
+        ('GOOD GOOD <tool_call>{"name": "made_up", "arguments": {}}</tool_call>', "hallucinated"),
+        ('GOOD GOOD <tool_call>{"name": broken', "unparseable"),
+    ],
+)
+def test_no_call_ends_the_answer_because_what_follows_decides(
+    answer: str, outcome: str, models: dict[str, Path], pools_1_4: Path
+) -> None:
+    renderer = Renderer.load(models["llama"])
+    question = bfcl.load_split("simple_python")[0]
+    text = answer.replace("GOOD", gold_text(question))
+    ids = renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
+    model = Scripted({7: [*ids, renderer.stop_ids[0]]}, len(renderer.tokenizer))
+    it = TransformersBackend(model, renderer, max_new_tokens=400, batch_size=8, batch_tokens=999)
+    (got,) = write(it, [[5, 7]])
+    row = pools.load(pools_1_4)[1][1].rows[0]
+    assert judge(question, row, got.text, "hermes", "keep").outcome == outcome
+
+
+def test_a_model_without_finite_numbers_is_no_behaviour(models: dict[str, Path]) -> None:
+    it = backend(models["llama"])
+    with torch.no_grad():
+        it.model.get_input_embeddings().weight.fill_(float("nan"))
+    done = [answer for _, answer in it.run(requests(it, PROMPTS))]
+    assert len(done) == len(PROMPTS)
+    for failed in done:
+        assert isinstance(failed, Failure)
+        assert "the model computes no finite number after 0 tokens of the answer" in failed.error
+        assert "--dtype" in failed.error
+        assert not failed.again
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_whose_numbers_end_is_no_answer_and_leaves_the_others_theirs(
+    number: float, models: dict[str, Path]
+) -> None:
+    renderer = Renderer.load(models["llama"])
+    stop = renderer.stop_ids[0]
+    scripts = {k: [10, 11, 12, 13, 14, stop] for k in range(4)}
+    model = Scripted(scripts, len(renderer.tokenizer))
+    it = TransformersBackend(model, renderer, max_new_tokens=9, batch_size=8, batch_tokens=999)
+    written = it._forward
+
+    def ending(ids: torch.Tensor, cache: Any, more: dict[str, Any]) -> Any:
+        logits, cache = written(ids, cache, more)
+        steps = cache.layers[0].keys[:, 0, -1, 0]
+        broken = (cache.layers[0].values[:, 0, -1, 0] == 2) & (steps == 3)
+        return logits.masked_fill(broken[:, None], number), cache
+
+    it._forward = ending  # type: ignore[method-assign]
+    items = [Request(str(n), "c", [], [], "", [5, n]) for n in range(4)]
+    done = {r.id: answer for r, answer in it.run(items)}
+    failed = done.pop("2")
+    assert isinstance(failed, Failure)
+    assert "no finite number after 3 tokens of the answer" in failed.error
+    assert not failed.again
+    text = renderer.tokenizer.decode([10, 11, 12, 13, 14])
+    assert [a.text for a in done.values() if isinstance(a, Answer)] == [text] * 3
+
+
+def without(part: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        kept = {n: t for n, t in load_file(folder / WEIGHTS).items() if part not in n}
+        save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def cut_short(folder: Path) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[: len(whole) // 2])
+
+
+def configured(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"state_size": 8}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (without("A_log"), r"lack 2 of the tensors .* backbone.layers.0.mixer.A_log among them"),
+        (configured, r"of shape \[.*\], and its config.json asks for \["),
+        (cut_short, r"its weights are damaged \(.*\); copy or make the folder again"),
+    ],
+)
+def test_no_weight_is_made_up(
+    damage: Callable[[Path], None], message: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Random gates would answer like a model's own: transformers only prints what it fills in."""
+    folder = shutil.copytree(models["mamba2"], tmp_path / "m")
+    damage(folder)
+    with pytest.raises(UserError, match=f"--model .*/m: .*{message}"):
+        backend_transformers.load(folder, "float32")
 
 
 def test_batches_are_bounded_and_of_similar_length(models: dict[str, Path]) -> None:
@@ -263,15 +365,26 @@ def test_batches_are_bounded_and_of_similar_length(models: dict[str, Path]) -> N
     b = TransformersBackend(model, renderer, max_new_tokens=2, batch_size=3, batch_tokens=100)
     lengths = [4, 60, 4, 90, 4, 4, 30, 33, 30, 4]
     batches: list[list[int]] = []
-    whole = b.write
+    whole, read = b.write, b.read
+    held = most = 0
 
-    def watching(batch: Sequence[Any]) -> list[Answer]:
+    def reading(items: Sequence[Request]) -> Any:
+        nonlocal held, most
+        for item in read(items):
+            yield item
+            held += len(item.prompt)
+            most = max(most, held)
+
+    def watching(batch: Sequence[Any]) -> list[Answer | Failure]:
+        nonlocal held
         batches.append(sorted(len(w.prompt) for w in batch))
+        held -= sum(batches[-1])
         return whole(batch)
 
-    b.write = watching  # type: ignore[method-assign]
+    b.read, b.write = reading, watching  # type: ignore[method-assign, assignment]
     write(b, [[n % 9] * length for n, length in enumerate(lengths)])
-    assert sorted(batches) == [[4, 4], [4, 4, 4], [30, 30, 33], [60], [90]]
+    assert sorted(batches) == [[4, 4], [4, 4, 4], [30, 30], [33], [60], [90]]
+    assert most <= 100  # what waits in all length classes together
     assert sorted(itertools.chain(*batches)) == sorted(lengths)
 
 
@@ -289,7 +402,7 @@ def test_running_out_of_memory_makes_room_and_names_a_prompt_that_never_fits(
             raise torch.OutOfMemoryError("no room")
         return read(tokens, cache)
 
-    def scarce_write(batch: Sequence[Any]) -> list[Answer]:
+    def scarce_write(batch: Sequence[Any]) -> list[Answer | Failure]:
         if len(batch) > 1:
             raise torch.OutOfMemoryError("no room")
         written.append(len(batch))

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from eval_bfcl import generate, pools
+from eval_bfcl import generate, local_model, pools
 from eval_bfcl.backend import Answer, Failure
 from eval_bfcl.prompting import Request
 from gatewright import artifact, bfcl
@@ -222,6 +223,85 @@ def test_another_setting_does_not_continue_a_folder(
         run(models["llama"], pools_1_4, out)
 
 
+def interrupted(model: Path, pools_folder: Path, out: Path, patch: pytest.MonkeyPatch) -> None:
+    """Begin a run whose first question fails, and let the next one answer all."""
+    patch.setattr(generate, "make_backend", lambda *a: Flaky({"simple_python_0": 99}))
+    with pytest.raises(UserError, match="requests failed"):
+        run(model, pools_folder, out, retries=0)
+    patch.setattr(generate, "make_backend", lambda *a: Flaky({}))
+
+
+def test_a_run_is_not_continued_with_other_prompts(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest of the model's folder knows nothing of an edited chat template."""
+    model = shutil.copytree(models["llama"], tmp_path / "model")
+    interrupted(model, pools_1_4, tmp_path / "r", monkeypatch)
+    kept = (tmp_path / "r/pool_size=4/seed=0/prompts.jsonl.gz").read_bytes()
+    template = model / "chat_template.jinja"
+    text = template.read_text()
+    template.write_text(text.replace("You can call", "Never call"))
+    assert template.read_text() != text
+    with pytest.raises(UserError, match="was begun with other prompts, although"):
+        run(model, pools_1_4, tmp_path / "r")
+    assert (tmp_path / "r/pool_size=4/seed=0/prompts.jsonl.gz").read_bytes() == kept
+    template.write_text(text)
+    run(model, pools_1_4, tmp_path / "r")
+
+
+def test_a_run_is_not_continued_in_other_numbers(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    interrupted(models["llama"], pools_1_4, tmp_path / "r", monkeypatch)
+    begun = json.loads((tmp_path / "r/run.json").read_text())
+    assert (begun["dtype"], begun["device"]) == ("float32", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match="was begun with device = 'cpu', not 'cuda'"):
+        run(models["llama"], pools_1_4, tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("config", "backend", "asked", "expected"),
+    [
+        ({"dtype": "bfloat16"}, "transformers", "auto", "bfloat16"),
+        ({"torch_dtype": "float16"}, "transformers", "auto", "float16"),
+        ({}, "transformers", "auto", "float32"),
+        ({"dtype": "bfloat16"}, "transformers", "float32", "float32"),
+        ({"dtype": "float32"}, "vllm", "auto", "bfloat16"),
+        ({"dtype": "float16"}, "vllm", "auto", "float16"),
+        ({"dtype": "float32"}, "vllm", "float32", "float32"),
+    ],
+)
+def test_auto_numbers_on_cuda_are_the_checkpoints(
+    config: dict[str, str],
+    backend: str,
+    asked: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = local_model.numbers_and_device(tmp_path, backend, asked)
+    assert found == (expected, "cuda")
+
+
+def test_what_config_says_of_the_state_is_read_before_anything_is_asked(
+    models: dict[str, Path], pools_1_4: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(models["mamba2"], tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "state_size": 0}))
+    with pytest.raises(UserError, match="config.json: its sizes make no state"):
+        run(model, pools_1_4, tmp_path / "r")
+    assert not (tmp_path / "r").exists()
+
+
 def test_prompts_beyond_the_models_positions(
     models: dict[str, Path],
     pools_1_4: Path,
@@ -272,6 +352,9 @@ def test_prompts_beyond_the_models_positions(
             {"backend": "openai", "prompt": "system"},
             "--prompt: only --backend transformers or vllm",
         ),
+        ({"name": ".."}, "--name '..': is no name for a file"),
+        ({"timeout_s": 0.0}, "--timeout-s 0.0"),
+        ({"timeout_s": float("inf")}, "--timeout-s inf"),
         ({"concurrency": 2}, "--concurrency: only --backend openai takes it, not transformers"),
     ],
 )

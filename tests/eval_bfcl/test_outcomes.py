@@ -4,14 +4,15 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eval_bfcl import pools
 from eval_bfcl.outcomes import OUTCOMES, Judged, judge
-from eval_bfcl.prompting import NameMap
+from eval_bfcl.prompting import NameMap, request
 from gatewright import bfcl
-from gatewright.errors import UserError
+from gatewright.chat import Call
 from tests.eval_bfcl.gold import call_text, gold_text
 
 
@@ -106,13 +107,61 @@ def test_dotted_names_go_through_one_map(ask: Callable[..., Judged]) -> None:
     assert ask("simple_python", 1, underscored, dots="underscore").calls[0].name == "math.factorial"
 
 
-def test_all_370_names_survive_underscores_and_twins_are_refused() -> None:
+def test_a_name_that_the_prompt_never_showed_is_hallucinated(ask: Callable[..., Judged]) -> None:
+    """The checker's own verdict is kept beside it."""
+    dotted = gold_text(bfcl.load_split("simple_python")[1])
+    judged = ask("simple_python", 1, dotted, dots="underscore")
+    assert (judged.outcome, judged.official_valid) == ("hallucinated", True)
+    both = dotted + "\n" + dotted.replace("math.factorial", "math_factorial")
+    assert ask("simple_python", 1, both, dots="underscore").outcome == "hallucinated"
+
+
+def test_all_370_names_survive_underscores() -> None:
     names = {q.tools[0]["name"] for q in bfcl.load_split("simple_python")}
     table = NameMap(sorted(names), "underscore")
     assert {table.real(table.shown(n)) for n in names} == names
     assert all("." not in table.shown(n) for n in names)
-    with pytest.raises(UserError, match="become 'a_b'"):
-        NameMap(["a.b", "a_b"], "underscore")
+    assert table.renamed() == {n.replace(".", "_"): n for n in names if "." in n}
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a.b", "a_b"], ["a_b_2", "a_b"]),  # in any order, the one that fits keeps its name
+        (["a_b", "a.b"], ["a_b", "a_b_2"]),
+        (["a.b", "a b", "a_b_2"], ["a_b_3", "a_b", "a_b_2"]),
+    ],
+)
+def test_names_that_underscores_make_alike_are_numbered(names: list[str], shown: list[str]) -> None:
+    table = NameMap(names, "underscore")
+    assert [table.shown(n) for n in names] == shown
+    assert [table.real(n) for n in shown] == names
+    assert [NameMap(names).shown(n) for n in names] == names
+
+
+def test_twins_of_a_pool_are_told_apart_in_prompt_and_verdict(
+    make_pools: Callable[..., Path],
+) -> None:
+    """Two tools of split multiple differ in a dot alone: at k = 24 they share a pool."""
+    _, (cell,) = pools.load(make_pools(split="multiple", retriever="bm25", pool_sizes="24"))
+    questions = {q.id: q for q in bfcl.load_split("multiple")}
+    plain = "solve_quadratic_equation"
+    twins = {"solve.quadratic_equation": f"{plain}_2", plain: plain}
+    seen = set()
+    for row in cell.rows:
+        if row.gold in twins and twins.keys() <= set(row.names):
+            question = questions[row.id]
+            item = request(question, cell, row, "underscore")
+            assert [t["function"]["name"] for t in item.tools].count(twins[row.gold]) == 1
+            assert len({t["function"]["name"] for t in item.tools}) == 24
+            (call,) = bfcl.gold_calls(question)
+            for name, shown in twins.items():
+                text = call_text((shown, call.arguments))
+                judged = judge(question, row, text, "hermes", "underscore")
+                assert judged.calls[0].name == name
+                assert (judged.outcome == "correct") == (name == row.gold)
+            seen.add(row.gold)
+    assert seen == twins.keys()
 
 
 def test_schema_defaults_are_a_score_of_their_own(ask: Callable[..., Judged]) -> None:
@@ -132,6 +181,37 @@ def test_schema_defaults_are_a_score_of_their_own(ask: Callable[..., Judged]) ->
             assert judged.defaults_valid
             found += 1
     assert found >= 1
+
+
+def test_the_checker_is_asked_again_only_where_defaults_may_change_its_verdict(
+    ask: Callable[..., Judged], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bfcl.Verdict] = []
+    check = bfcl.check
+    slow = bfcl.Verdict(False, "checker_raised:timeout", "too slow")
+
+    def counting(question: bfcl.Question, calls: list[Call]) -> bfcl.Verdict:
+        asked.append(
+            slow if calls and calls[0].arguments.get("unit") == "slow" else check(question, calls)
+        )
+        return asked[-1]
+
+    def times(*answer: tuple[str, dict[str, Any]]) -> int:
+        asked.clear()
+        ask("simple_python", 0, call_text(*answer))
+        return len(asked)
+
+    name = GOOD[0]
+    ask("simple_python", 0, "")  # pools and data are there
+    monkeypatch.setattr(bfcl, "check", counting)
+    assert times(GOOD) == 1  # valid as it is
+    assert times() == 1
+    assert times(("made_up", {})) == 1  # no schema, nothing to fill in
+    assert times((name, {"base": 10, "unit": "slow"})) == 1
+    assert times((name, {"base": 10, "height": 6, "unit": "units"})) == 1
+    schema = bfcl.load_split("simple_python")[0].tools[0]["parameters"]["properties"]
+    monkeypatch.setitem(schema["unit"], "default", "units")
+    assert times((name, {"base": 10, "height": 6})) == 2
 
 
 HOSTILE = [
@@ -164,8 +244,40 @@ def test_hostile_outputs_are_unparseable_at_bounded_cost(
     tracemalloc.stop()
     assert judged.outcome == "unparseable"
     assert not list(tmp_path.iterdir())
-    assert spent < 10
+    assert spent < 1
     assert peak < 200e6
+
+
+# Values on which the official converters' regular expressions take exponential or cubic time.
+ENDLESS = [
+    ("simple_javascript", "array", "[" + ",".join(["[1]"] * 40) + ","),
+    ("simple_java", "HashMap", "new HashMap<>() {" + " " * 4_000),
+]
+
+
+@pytest.mark.parametrize(("split", "kind", "value"), ENDLESS)
+def test_a_literal_that_the_converters_never_finish_is_wrong_in_bounded_time(
+    ask: Callable[..., Judged],
+    split: str,
+    kind: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bfcl, "LONGEST_CHECK_S", 0.2)
+    n, call, name = next(
+        (n, call, name)
+        for n, q in enumerate(bfcl.load_split(split))
+        for call in bfcl.gold_calls(q)
+        for name in call.arguments
+        if q.tools[0]["parameters"]["properties"][name]["type"] == kind
+    )
+    assert ask(split, n, call_text((call.name, call.arguments))).outcome == "correct"
+    before = time.process_time()
+    judged = ask(split, n, call_text((call.name, {**call.arguments, name: value})))
+    assert time.process_time() - before < 1  # the official verdict and that with defaults
+    assert (judged.outcome, judged.official_valid) == ("wrong_arguments", False)
+    assert judged.error_type == "checker_raised:timeout"
+    assert judged.error == "the official checker needs more than 0.2 s of CPU time on this answer"
 
 
 def test_arguments_of_any_shape_never_break_the_judgement(ask: Callable[..., Judged]) -> None:

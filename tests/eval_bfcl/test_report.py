@@ -2,6 +2,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from eval_bfcl import ceiling, page, plots, pools, report, score, tally
+from eval_bfcl import figures, plots, pools, report, score, scored, tally
 from eval_bfcl.outcomes import OUTCOMES
 from gatewright import artifact, bfcl, recall_law
 from gatewright.errors import UserError
-from gatewright.statistics import mcnemar_exact, wilson_interval
+from gatewright.statistics import holm, mcnemar_exact, wilson_interval
 from tests.eval_bfcl.browser import CHROMIUM, Page, chromium
 from tests.eval_bfcl.gold import call_text, gold_text, write_results
 
@@ -24,14 +25,17 @@ EVIL = (
 STATE = dataclasses.asdict(recall_law.State(d=16, n=4, layers=1, vocab=512))
 
 
+def n(question: bfcl.Question) -> int:
+    return int(question.id.rsplit("_", 1)[1])
+
+
 def model(level: int) -> Callable[[bfcl.Question, pools.Row], str]:
     """A model that is right on `level` of every 10 questions, fewer in larger pools."""
 
     def answer(q: bfcl.Question, row: pools.Row) -> str:
-        n = int(q.id.rsplit("_", 1)[1])
-        if n % 10 < level - (row.k > 1):
+        if n(q) % 10 < level - (row.k > 1):
             return gold_text(q)
-        return call_text(("made_up", {})) if n % 2 else EVIL
+        return call_text(("made_up", {})) if n(q) % 2 else EVIL
 
     return answer
 
@@ -51,10 +55,10 @@ def scores(make_pools: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
         ("mamba2-s0.5", 0.5, 6, weak[1]),
     ]
     out = []
-    for n, (label, scale, level, folder) in enumerate(runs):
+    for i, (label, scale, level, folder) in enumerate(runs):
         state = None if label == "llama" else STATE
         results = write_results(
-            root / f"r{n}",
+            root / f"r{i}",
             folder,
             model(level),
             label=label,
@@ -67,8 +71,8 @@ def scores(make_pools: Callable[..., Path], tmp_path_factory: pytest.TempPathFac
 
         for cell in ("pool_size=1/seed=0", "pool_size=4/seed=0"):
             Results(results, label, "simple_python").write_prompts(cell, prompts)
-        score.main(score.Args(results=results, pools=folder, out=root / f"s{n}"))
-        out.append(root / f"s{n}")
+        score.main(score.Args(results=results, pools=folder, out=root / f"s{i}"))
+        out.append(root / f"s{i}")
     return out
 
 
@@ -100,6 +104,47 @@ def test_summary_and_csv_hold_the_rates_with_their_intervals(made: Path) -> None
     assert rows[0].keys() == summary["results"][0].keys()
 
 
+def test_how_much_answers_vary_is_counted_per_pool_size_and_over_all(made: Path) -> None:
+    summary = json.loads((made / "summary.json").read_text())
+    names = ("different_answers", "different_names", "top_name_outside", "top_name_outside_answers")
+    rows = {
+        r["k"]: tuple(r[name] for name in names)
+        for r in csv.DictReader((made / "results.csv").open())
+        if (r["model"], r["retriever"]) == ("mamba2-s0.5", "bm25")
+    }
+    # 7 then 6 of every ten questions are answered right, all in their own words, which pool
+    # sizes share; the others get a made-up call, or text without any.
+    questions = bfcl.load_split("simple_python")[:40]
+    golds = [{g for q in questions if n(q) % 10 < level for g in q.gold_names} for level in (7, 6)]
+    expected = {
+        "1": ("30", str(len(golds[0]) + 1), "made_up", "8"),
+        "4": ("26", str(len(golds[1]) + 1), "made_up", "8"),
+    }
+    assert rows == expected
+    (whole,) = (
+        r
+        for r in summary["variety"]
+        if (r["model"], r["setting"]) == ("mamba2-s0.5", "simple_python, bm25")
+    )
+    assert [whole[name] for name in names] == [30, len(golds[0]) + 1, "made_up", 16]
+    assert whole["judged"] == 80
+
+
+def test_the_most_called_name_outside_is_counted_once_an_answer() -> None:
+    def score(raw: str, *called: str) -> dict[str, Any]:
+        return {"raw": raw, "names": ["in"], "calls": [{"name": c} for c in called]}
+
+    found = tally.variety([score("a", "x", "x", "in"), score("b", "y", "in"), score("b", "y")])
+    assert list(found.values()) == [2, 3, "y", 2]
+    assert list(tally.variety([score("a", "y", "x")]).values())[2:] == ["x", 1]
+    assert list(tally.variety([score("a")]).values()) == [1, 0, None, 0]
+
+
+def test_a_called_name_that_is_no_utf8_is_told_as_its_escape() -> None:
+    score = {"raw": "", "names": [], "calls": [{"name": "a\ud800"}]}
+    assert tally.variety([score])["top_name_outside"] == "a\\ud800"
+
+
 def test_the_leaderboard_is_in_the_official_style(made: Path) -> None:
     rows = list(csv.DictReader((made / "leaderboard.csv").read_text().splitlines()))
     assert list(rows[0])[:2] == ["Rank", "Model"]
@@ -111,12 +156,62 @@ def test_the_leaderboard_is_in_the_official_style(made: Path) -> None:
     assert "| mamba2-s0.5 | 0.5 |" in text
 
 
+@pytest.mark.parametrize(
+    ("said", "word", "note"),
+    [
+        ({}, "N/A", None),
+        ({"official": [{"cell": "a", "left_out": []}]}, "same", None),
+        (
+            {"official": [{"left_out": ["x"]}, {"left_out": ["x", "y"]}]},
+            "same, 3 left out",
+            "The official run cannot judge 3 answers of llama on simple_python, bm25; on all "
+            "others its verdicts are ours.",
+        ),
+        (
+            {"official_failed": "they differ on simple_python_2"},
+            "failed",
+            "The official run did not confirm the accuracy of llama on simple_python, bm25: they "
+            "differ on simple_python_2.",
+        ),
+    ],
+)
+def test_what_the_official_run_said_stands_beside_the_accuracy(
+    scores: list[Path], tmp_path: Path, said: dict[str, Any], word: str, note: str | None
+) -> None:
+    shutil.copytree(scores[2], tmp_path / "s")
+    manifest = json.loads((tmp_path / "s" / artifact.MANIFEST).read_text())
+    manifest["extra"] |= said
+    (tmp_path / "s" / artifact.MANIFEST).write_text(json.dumps(manifest))
+    out = tmp_path / "r"
+    report.main(report.Args(scores=(scores[0], tmp_path / "s"), out=out, explorer_questions=1))
+    board = list(csv.DictReader((out / "leaderboard.csv").open()))
+    assert {(r["Model"], r["Official Run"]) for r in board} == {
+        ("mamba2-s2", "N/A"),
+        ("llama", word),
+    }
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["notes"] == ([] if note is None else [note])
+    assert "official" not in summary["results"][0]
+    for file in ("leaderboard.md", "index.html"):
+        assert note is None or note in (out / file).read_text()
+
+
+@pytest.mark.parametrize("damaged", [5, [5], ["x"], [{"left_out": 5}]])
+def test_a_damaged_comparison_with_the_official_run_is_one_line(damaged: Any) -> None:
+    with pytest.raises(UserError, match="extra.official in the manifest of llama is damaged"):
+        tally.official_run({"label": "llama", "official": damaged})
+
+
 def test_mcnemar_compares_models_on_the_same_pools_only(made: Path) -> None:
     tests = json.loads((made / "summary.json").read_text())["mcnemar"]
     assert {t["setting"] for t in tests} == {"simple_python, bm25"}
-    tests, others = ([t for t in tests if (t["rate"] == "accuracy") is x] for x in (True, False))
-    assert len(tests) == 3 * 2
-    assert {t["rate"] for t in others} == {"right_tool", "hallucination"}
+    assert {t["rate"] for t in tests} == {"accuracy", "right_tool", "hallucination"}
+    for rate in ("accuracy", "right_tool", "hallucination"):  # every pair and k, all alike too
+        family = [t for t in tests if t["rate"] == rate]
+        assert len(family) == 3 * 2
+        assert [t["p_holm"] for t in family] == holm([t["p"] for t in family])
+    assert "| p | p Holm |" in (made / "leaderboard.md").read_text()
+    tests = [t for t in tests if t["rate"] == "accuracy"]
     (test,) = (t for t in tests if {t["a"], t["b"]} == {"mamba2-s0.5", "mamba2-s2"} and t["k"] == 1)
     assert sorted((test["only_a"], test["only_b"])) == [0, 16]
     assert test["p"] == mcnemar_exact(16, 0)
@@ -155,6 +250,9 @@ def test_seeds_are_pooled_and_their_spread_is_told() -> None:
         "new_tokens": 1,
         "prompt_tokens": 1,
         "over_context": False,
+        "raw": "",
+        "calls": [],
+        "names": ["g"],
     }
     rows = [
         {**base, "seed": seed, "id": str(i), "outcome": "correct" if i < right else "no_call"}
@@ -165,7 +263,38 @@ def test_seeds_are_pooled_and_their_spread_is_told() -> None:
     assert [r["seed"] for r in summary] == [0, 1, "all"]
     assert [r["accuracy"] for r in summary] == [0.2, 0.4, 0.3]
     assert summary[-1]["accuracy_sd_over_seeds"] == pytest.approx(0.2 / math.sqrt(2))
-    assert summary[-1]["accuracy_low"] == wilson_interval(6, 20).low
+    assert (summary[-1]["judged"], summary[-1]["judged_questions"]) == (20, 10)
+    assert summary[-1]["accuracy_low"] == wilson_interval(3, 10).low  # ten questions, asked twice
+
+
+def test_a_line_goes_from_left_to_right_whatever_folder_came_first(scores: list[Path]) -> None:
+    facts, rows = scored.load(scores[2])
+    parts = [(facts, [s for s in rows if s["k"] == k]) for k in (4, 1)]
+    svg = figures.draw(tally.summarise(parts), ())["accuracy.svg"]
+    (line,) = (part.split('"')[0] for part in svg.split('<polyline points="')[1:])
+    places = [float(spot.split(",")[0]) for spot in line.split()]
+    assert len(places) == 2
+    assert places == sorted(places)
+
+
+def test_where_no_tool_is_right_there_is_no_figure_of_the_right_one(scores: list[Path]) -> None:
+    runs = []
+    for scale in (0.5, 1.0, 2.0):
+        facts, rows = scored.load(scores[0])
+        runs.append(({**facts, "gate_scale": scale}, [{**row, "gold": None} for row in rows]))
+    drawn = figures.draw(tally.summarise(runs), ())
+    assert {"accuracy.svg", "accuracy_against_scale.svg"} < drawn.keys()
+    assert not any(name.startswith("right_tool") for name in drawn)
+
+
+def test_the_page_names_what_it_was_made_from(made: Path, scores: list[Path]) -> None:
+    foot = (made / "index.html").read_text().split('id="sources">')[1].split("</footer>")[0]
+    for folder in scores:
+        assert f"sha256 {artifact.content_hash(folder)}" in foot
+        assert str(folder) not in foot
+    manifest = artifact.read_manifest(made)
+    assert f"git revision {manifest['git_revision'] or 'unknown'}" in foot
+    assert foot.count("<li>mamba2-s0.5 · simple_python, bm25 · k = 1, 4: ") == 1
 
 
 def test_figures_are_well_formed_and_hold_every_point(made: Path) -> None:
@@ -202,23 +331,10 @@ def test_a_predicted_ceiling_stands_beside_the_measured_curve_by_name(made: Path
     half = recall_law.facts_at(0.5, 16, 4, 0.5, b)
     assert board["mamba2-s2"]["Predicted Tools At 50%"] == f"{half:.0f}"
     assert board["llama"]["Predicted Ceiling"] == "N/A"
-    assert (
-        "a prediction of an upper bound, not a measurement" in (made / "leaderboard.md").read_text()
-    )
-    assert "A prediction, not a measurement" in (made / "index.html").read_text()
-
-
-def test_a_state_is_read_where_the_law_describes_one(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512}
-    for config, want in (
-        ({"model_type": "mamba2", "state_size": 16, **sizes}, (64, 16, 2)),
-        ({"model_type": "llama", "state_size": 16, **sizes}, None),
-        ({"model_type": "mamba2", **sizes}, None),  # a size is left to transformers' default
-    ):
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        state = ceiling.read_state(tmp_path)
-        assert (state and (state["d"], state["n"], state["layers"])) == want
-    assert set(ceiling.predict(None, 8).values()) == {None}
+    said = (made / "leaderboard.md").read_text(), (made / "index.html").read_text()
+    assert "not a measurement and no bound" in said[0]
+    assert "A prediction, not a measurement and no bound" in said[1]
+    assert "upper bound" not in "".join(said)  # trained cells exceed it
 
 
 def test_model_names_cannot_break_a_figure() -> None:
@@ -229,11 +345,46 @@ def test_model_names_cannot_break_a_figure() -> None:
     ET.fromstring(plots.outcome_bars(name, [(name, {"correct": 1, "no_call": 3})]))
 
 
-def test_prompts_are_stored_once_per_line() -> None:
-    table = page.LineTable()
-    assert [table.add(t) for t in ("a\nb\n", "a\nc", "a\nb\n")] == [0, 1, 0]
-    assert table.lines == ["a", "b", "", "c"]
-    assert ["\n".join(table.lines[i] for i in t) for t in table.texts] == ["a\nb\n", "a\nc"]
+def texts(svg: str) -> dict[str, tuple[float, str | None, str]]:
+    """Return every text of a figure: shown words -> x, anchor and title."""
+    space = "{http://www.w3.org/2000/svg}"
+    return {
+        t.text or "": (
+            float(t.get("x") or 0),
+            t.get("text-anchor"),
+            t.findtext(f"{space}title", ""),
+        )
+        for t in ET.fromstring(svg).iter(f"{space}text")
+    }
+
+
+@pytest.mark.parametrize("length", [8, 30, 31, 45, 60, 90])
+def test_names_neither_leave_a_figure_nor_meet_the_next(length: int) -> None:
+    names = [letter * length for letter in "abc"]
+    point = [plots.Point(0, 0.5, 0.4, 0.6)]
+    legend = texts(plots.lines("t", "x", "y", ["1"], [plots.Series(n, point) for n in names]))
+    bars = texts(plots.outcome_bars("t", [(n, {"correct": 1}) for n in names]))
+    for drawn, most in ((legend, 60), (bars, 45)):
+        for name in names:
+            (text,) = (t for t in drawn if t.startswith(name[:8]))
+            x, anchor, title = drawn[text]
+            assert (text, title) == ((name, "") if length <= most else (text, name))
+            assert text == name or text.endswith("…")
+            drawn_width = 6.8 * len(text)
+            assert x - drawn_width >= 0 if anchor == "end" else x + drawn_width <= plots.WIDTH
+    starts = sorted({x for text, (x, *_) in legend.items() if text[:8] in {n[:8] for n in names}})
+    assert len(starts) == (2 if length <= 31 else 1)  # columns
+    if len(starts) == 2:
+        assert starts[0] + 6.8 * length < starts[1] - plots.LEGEND_MARK + 1
+
+
+def test_every_point_tells_its_own_value() -> None:
+    points = [plots.Point(i, v, v - 0.1, v + 0.1) for i, v in enumerate((0.25, 0.5))]
+    root = ET.fromstring(plots.lines("t", "x", "y", ["1", "8"], [plots.Series("m", points)]))
+    space = "{http://www.w3.org/2000/svg}"
+    told = [[t.text for t in g.findall(f"{space}title")] for g in root.iter(f"{space}g")]
+    # A browser shows an element's first title: several in one group would hide the others.
+    assert [t for t in told if t] == [["m, 1: 25.0 % [15.0, 35.0]"], ["m, 8: 50.0 % [40.0, 60.0]"]]
 
 
 def test_the_page_needs_nothing_else(made: Path) -> None:
@@ -275,6 +426,8 @@ def test_the_page_says_what_its_outcomes_mean(tab: Page) -> None:
         assert outcome.replace("_", " ") in meaning, outcome
     for phrase in ("wrong arguments", "several or missing calls"):
         assert phrase in meaning
+    assert "In live_relevance such an answer is hallucinated" in meaning
+    assert "counts any call as right, so the two can differ" in meaning
 
 
 def test_the_page_opens_at_its_first_line(tab: Page) -> None:
@@ -322,6 +475,70 @@ def test_the_leaderboard_sorts_and_filters_in_a_browser(tab: Page) -> None:
     assert tab.run(f"{ROWS}.length") == 10
 
 
+def test_paired_tests_sort_as_the_leaderboard_does(tab: Page) -> None:
+    rows = "[...document.querySelectorAll('#pairs tbody tr')]"
+    column = "document.querySelector('#pairs th[data-column={}]')"
+    p = f"{rows}.map(r => Number(r.cells[{column.format('p')}.cellIndex].textContent))"
+    given = tab.run(p)
+    assert len(given) == 3 * 3 * 2
+    assert tab.run("document.querySelector('#pairs th[aria-sort]')") is None  # as they were made
+    for _ in range(2):
+        tab.run(f"{column.format('p')}.firstChild.click()")
+        direction = tab.run(f"{column.format('p')}.ariaSort")
+        assert tab.run(p) == sorted(given, reverse=direction == "descending")
+    assert direction == "descending"  # the smallest p came first
+    tab.run(f"{column.format('rate')}.firstChild.click()")
+    rates = tab.run(f"{rows}.map(r => r.cells[{column.format('rate')}.cellIndex].textContent)")
+    assert rates == sorted(rates)
+    assert tab.run("document.querySelector('#board th[aria-sort]').dataset.column") == "accuracy"
+
+
+def test_what_scrolls_can_be_reached_and_has_a_name(tab: Page) -> None:
+    found = tab.run(
+        "[...document.querySelectorAll('.scroll, #raw, #prompt')]"
+        ".map(e => [e.tabIndex, e.getAttribute('role'), e.ariaLabel, e.offsetParent !== null])"
+    )
+    names = [name for *_, name, _ in found]
+    assert all(e[:2] == [0, "region"] and e[2] for e in found)
+    assert len(set(names)) == len(names) == 6
+    shown = {name for *_, name, visible in found if visible}
+    assert shown == {"Leaderboard", "Paired tests of models", "Raw output", "Prompt"}
+
+
+def test_only_the_verdict_is_read_out_when_a_question_is_chosen(tab: Page) -> None:
+    live = "[...document.querySelectorAll('[aria-live]')].map(e => e.id)"
+    assert tab.run(live) == ["count", "verdict"]
+    tab.run("(globalThis.before = document.getElementById('verdict'), select(1), 0)")
+    # The very element stays: what is put in anew is not read out.
+    assert tab.run("document.getElementById('verdict') === before")
+    search = (
+        "(i => {{ i.value = '{}'; i.dispatchEvent(new Event('input')); }})"
+        "(document.querySelector('input[type=search]'))"
+    )
+    tab.run(search.format("no such question"))
+    assert tab.run("before.textContent") == "No question matches."
+    assert tab.run("document.getElementById('detail').innerText.trim()") == "No question matches."
+    tab.run(search.format(""))
+    assert tab.run("before.textContent") == tab.run("visible[0].outcome.replaceAll('_', ' ')")
+
+
+def test_the_explorer_shows_all_pool_seeds_or_one(tab: Page) -> None:
+    options = "[...document.querySelector('select[data-qfilter=seed]').options].map(o => o.value)"
+    assert tab.run(options) == ["*", "0"]
+    count = tab.run("visible.length")
+    first = "document.querySelector('#list li span').textContent"
+    assert "seed" not in tab.run(first)
+    tab.run("(ex.items.push(...ex.items.map(i => ({...i, seed: 1}))), drawList(), 0)")
+    try:
+        assert tab.run("visible.length") == 2 * count
+        assert tab.run(first).endswith(" · seed=0")
+        tab.run("(qchosen.seed = '1', drawList(), 0)")
+        assert tab.run("visible.length") == count
+        assert "seed" not in tab.run(first)
+    finally:
+        tab.run("(qchosen.seed = '*', ex.items.length /= 2, drawList(), 0)")
+
+
 def test_the_explorer_answers_to_the_keyboard(tab: Page) -> None:
     choose = "(s => {{ s.value = '{}'; s.dispatchEvent(new Event('change')); }})({})"
     tab.run(choose.format("1", "document.querySelector('select[data-qfilter=k]')"))
@@ -352,7 +569,7 @@ def test_the_explorer_answers_to_the_keyboard(tab: Page) -> None:
     # Every control is reached by Tab alone.
     tab.run("document.activeElement.blur(); window.scrollTo(0, 0)")
     reached = set()
-    for _ in range(60):
+    for _ in range(80):
         tab.press("Tab")
         reached.add(
             tab.run(
@@ -360,7 +577,7 @@ def test_the_explorer_answers_to_the_keyboard(tab: Page) -> None:
                 "(document.activeElement)"
             )
         )
-    assert {"beta", "retriever", "button", "run", "outcome", "search", "list"} <= reached
+    assert {"beta", "retriever", "button", "run", "outcome", "search", "list", "prompt"} <= reached
     tab.run("document.querySelector('th[data-column=k] button').focus()")
     tab.press("Enter", "\r")
     assert tab.run("document.querySelector('th[aria-sort]').dataset.column") == "k"
@@ -384,7 +601,7 @@ def test_the_leaderboard_fits_a_laptops_window(tab: Page, width: int) -> None:
     assert tab.run(f"{box}.scrollWidth - {box}.clientWidth") <= 0
     assert tab.run("document.documentElement.scrollWidth") <= width
     said = tab.run("document.getElementById('same').textContent")
-    assert said == "Every row: split simple_python, pool seeds 1, n 40, errors 0."
+    assert said == "Every row: split simple_python, pool seeds 1, n 40, errors 0, over context 0."
     assert tab.run("document.querySelector('th[data-column=split]')") is None
 
 

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
+from gatewright.errors import UserError
 from slurm.site import Site
 from slurm.spec import Pipeline, Step, Task
 
-_HEADER = """\
-#!/bin/bash
-# {pipeline}: step {step}{summary}
-# Written by python -m slurm.pipeline {file} --submit.
-"""
-
 _BODY = """\
 
-set -eu
-{setup}cd {code}
+set -e
+{setup}set -u
+cd {code}
 # The job's life (save before the limit, requeue, records) is slurm/job.py; exec makes it the
 # process that the signal reaches.
 exec {python} -m slurm.job {submission} {step} {index}
 """
+
+_IN_DIRECTIVES = re.compile(r"[\w./+=@~,:-]")
+_IN_MOUNTS = re.compile(r"[\w./+=@~-]")
+_MARGIN_SECONDS = 60
+
+
+def check(pipeline: Pipeline, site: Site, run: Path) -> None:
+    """Refuse what sbatch files cannot carry, and jobs that would have no time to work.
+
+    Raises:
+        UserError: the run's path has other letters than sbatch or a container takes as they
+            are; the limit of a step that resumes is not longer than the time it needs to save.
+    """
+    images = [site.container, *(step.resources.container for step in pipeline.steps)]
+    taken = _IN_MOUNTS if any(images) else _IN_DIRECTIVES
+    strange = taken.sub("", str(run))
+    if strange:
+        raise UserError(
+            f"--run {str(run)!r}: sbatch{' or the container' if any(images) else ''} would not "
+            f"take {strange[0]!r} as it is: choose a path of letters, digits and . _ - + = @ /"
+        )
+    for step in pipeline.steps:
+        least = site.save_seconds + _MARGIN_SECONDS
+        if step.resumes and step.resources.seconds <= least:
+            raise UserError(
+                f"{pipeline.path}: step {step.name!r}: time = {step.resources.time!r} leaves less "
+                f"than {_MARGIN_SECONDS} s to work before the job saves: give it more than "
+                f"{least} s, or the site file a smaller save_seconds (now {site.save_seconds})"
+            )
+
+
+def _comment(text: str) -> str:
+    """Return a comment of the file; a line break in `text` must not end it."""
+    return "".join(f"# {line}\n" for line in text.splitlines())
 
 
 def array_of(indices: list[int], throttle: int | None) -> str:
@@ -86,16 +117,13 @@ def script(pipeline: Pipeline, step: Step, site: Site, run: Path, submission: Pa
         submission: the folder with the frozen code (`code/`) and pipeline file.
     """
     summary = f": {step.summary}" if step.summary else ""
-    lines = [
-        _HEADER.format(
-            pipeline=pipeline.name, step=step.name, summary=summary, file=pipeline.path.name
-        )
-    ]
+    lines = ["#!/bin/bash\n", _comment(f"{pipeline.name}: step {step.name}{summary}")]
+    lines.append(_comment(f"Written by python -m slurm.pipeline {pipeline.path.name} --submit."))
     lines += [f"#SBATCH {option}\n" for option in options(pipeline, step, site, run)]
     lines.append("\n")
     for task in pipeline.tasks_of(step.name):
         index = f"{task.index}: " if step.matrix else ""
-        lines.append(f"# {index}{readable(task, run)}\n")
+        lines.append(_comment(f"{index}{readable(task, run)}"))
     setup = "".join(f"{line}\n" for line in site.setup)
     index = '"$SLURM_ARRAY_TASK_ID"' if step.matrix else "0"
     code = shlex.quote(str(submission / "code"))

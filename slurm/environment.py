@@ -17,14 +17,18 @@ _GPU = {
 }
 
 
-def settings(task: Task, site: dict[str, str] | None = None) -> dict[str, str]:
+def settings(
+    task: Task, site: dict[str, str] | None = None, cores: int | None = None
+) -> dict[str, str]:
     """Return the variables that a task's command gets on top of what it inherits.
 
     OMP threads: the step's cores on a node, divided among its torchrun processes.
+
+    Args:
+        cores: of the machine that runs it, where that is known; it may have fewer.
     """
     resources = task.step.resources
-    cores = min(resources.cpus, os.cpu_count() or 1)
-    threads = max(1, cores // (task.step.processes or 1))
+    threads = max(1, min(resources.cpus, cores or resources.cpus) // (task.step.processes or 1))
     found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     if resources.gpus:
         found |= _GPU
@@ -33,4 +37,4 @@ def settings(task: Task, site: dict[str, str] | None = None) -> dict[str, str]:
 
 def environment(task: Task, site: dict[str, str] | None = None) -> dict[str, str]:
     """Return the whole environment of a task's command, the allocator's tuning included."""
-    return launch.tuned_env({**os.environ, **settings(task, site)})
+    return launch.tuned_env({**os.environ, **settings(task, site, os.cpu_count())})

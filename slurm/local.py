@@ -40,7 +40,8 @@ class _Stop:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[_Stop]:
+def stoppable() -> Iterator[_Stop]:
+    """Let requests to stop (SIGINT, SIGTERM, SIGHUP) be remembered instead of obeyed."""
     stop = _Stop()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, stop) for number in numbers]
@@ -56,11 +57,16 @@ def locked(run: Path) -> Iterator[int]:
     """Hold the run folder for this process and its commands; yield the lock's descriptor.
 
     Raises:
-        UserError: another pipeline works in it.
+        UserError: another pipeline works in it, or it cannot be written.
     """
     folder = run / plan.RECORDS
-    folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as e:
+        raise UserError(
+            f"--run {run}: cannot be made or written ({e.strerror}); choose another folder"
+        ) from e
     try:
         # A pipeline that was killed leaves a command that is still saving: wait for it.
         deadline = time.monotonic() + _STOP_SECONDS
@@ -164,21 +170,33 @@ def dry_run(pipeline: Pipeline, run: Path, chosen: list[Task], forced: set[str])
     return 0
 
 
-def execute(pipeline: Pipeline, run: Path, chosen: list[Task], forced: set[str], again: str) -> int:
-    """Run the chosen tasks in order, skipping finished ones; return the exit code.
-
-    Args:
-        forced: names of steps that run although finished.
-        again: the command line that continues this run, for messages.
-    """
+def check_nodes(chosen: list[Task]) -> None:
+    """Refuse what one machine cannot run."""
     for task in chosen:
         if task.step.resources.nodes > 1:
             raise UserError(
                 f"step {task.name!r} takes {task.step.resources.nodes} nodes: use --submit"
             )
+
+
+def execute(
+    pipeline: Pipeline,
+    run: Path,
+    chosen: list[Task],
+    forced: set[str],
+    again: str,
+    lock_fd: int,
+) -> int:
+    """Run the chosen tasks in order, skipping finished ones; return the exit code.
+
+    Args:
+        forced: names of steps that run although finished.
+        again: the command line that continues this run, for messages.
+        lock_fd: the run's lock, which the commands inherit.
+    """
     began = time.monotonic()
     child.adopt_orphans()
-    with locked(run) as lock_fd, _stoppable() as stop:
+    with stoppable() as stop:
         why = reasons(pipeline, run, chosen, forced)
         todo = [t for t in chosen if why[t.name] is not None]
         print(

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from slurm.spec import Pipeline, Task
 RECORDS = "pipeline"
 """Folder of a run in which the executors keep their own files."""
 
+_ASKED_FOR = ["asked to run again"]  # in place of a record's command
 EXIT_RUN_AGAIN = 75
 """Exit code of a command that saved and left before its end (EX_TEMPFAIL): run it again."""
 
@@ -96,8 +98,7 @@ def fingerprint_inputs(task: Task) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for pattern in task.inputs:
-        expanded = os.path.expanduser(pattern)
-        paths = sorted(glob.glob(expanded, recursive=True))
+        paths = sorted(glob.glob(pattern, recursive=True))
         if not paths:
             raise UserError(f"step {task.step.name!r}: inputs: {pattern!r} matches no file")
         for name in paths:
@@ -141,6 +142,8 @@ def why_run(pipeline: Pipeline, run: Path, task: Task) -> str | None:
     present = has_manifests(run, task)
     if record is None:
         return "its output was made by something else" if present else "not run yet"
+    if is_forgotten(record):
+        return "asked for"
     now = fingerprint(pipeline, run, task)
     old = record.fingerprint
     if now != old:
@@ -204,12 +207,27 @@ def clear_leave_requests(run: Path, task: Task) -> None:
     shutil.rmtree(_leave_folder(run, task), ignore_errors=True)
 
 
-def forget(run: Path, task: Task) -> None:
-    """Make a finished task unfinished: its next run will set its output aside."""
-    record = read_record(run, task)
-    if record is not None:
-        record.fingerprint = {**record.fingerprint, "command": ["asked to run again"]}
-        write_record(run, task, record)
+@contextlib.contextmanager
+def forgotten(run: Path, tasks: list[Task]) -> Iterator[None]:
+    """Make finished tasks unfinished, for good only if the block succeeds.
+
+    Their next runs will set their output aside.
+    """
+    before = [(task, record) for task in tasks if (record := read_record(run, task)) is not None]
+    try:
+        for task, record in before:
+            fingerprint = {**record.fingerprint, "command": _ASKED_FOR}
+            write_record(run, task, dataclasses.replace(record, fingerprint=fingerprint))
+        yield
+    except BaseException:
+        for task, record in before:
+            write_record(run, task, record)
+        raise
+
+
+def is_forgotten(record: Record) -> bool:
+    """Tell whether a task is to run again although it has finished."""
+    return record.fingerprint.get("command") == _ASKED_FOR
 
 
 def progress_mark(run: Path, task: Task) -> tuple[str, ...]:
@@ -254,7 +272,8 @@ def begin(
 
     Output of another command or other inputs is set aside as `NAME.stale`, and so is a half
     output, unless the step resumes: then it is kept for the command to carry on from (but
-    not if it is to be made `anew`).
+    not if it is to be made `anew`).  What a step that resumes left is set aside beside what
+    was set aside before (`NAME.stale-2`), never in its place.
     """
     record = read_record(run, task)
     now = fingerprint(pipeline, run, task)
@@ -262,9 +281,7 @@ def begin(
     keeps = carries_on and task.step.resumes and not has_manifests(run, task)
     for out in task.out_paths(run):
         if out.exists() and not keeps:
-            stale = out.with_name(out.name + ".stale")
-            shutil.rmtree(stale, ignore_errors=True)
-            os.rename(out, stale)
+            os.rename(out, _room_for_stale(task, out))
         out.parent.mkdir(parents=True, exist_ok=True)
         for partial in out.parent.glob(f".{glob.escape(out.name)}.partial-*"):
             shutil.rmtree(partial, ignore_errors=True)
@@ -275,6 +292,18 @@ def begin(
         fresh.peak_memory_bytes, fresh.fruitless = record.peak_memory_bytes, record.fruitless
     write_record(run, task, fresh)
     return fresh
+
+
+def _room_for_stale(task: Task, out: Path) -> Path:
+    stale = out.with_name(f"{out.name}.stale")
+    if not task.step.resumes:
+        shutil.rmtree(stale, ignore_errors=True)
+        return stale
+    number = 1
+    while os.path.lexists(stale):
+        number += 1
+        stale = out.with_name(f"{out.name}.stale-{number}")
+    return stale
 
 
 def end(run: Path, task: Task, record: Record, exit_code: int, *, stopped: bool = False) -> Record:

@@ -12,6 +12,10 @@ from pathlib import Path
 from gatewright.errors import UserError
 
 _TIMEOUT_SECONDS = 60
+_SPEAKER = re.compile(
+    r"^((sbatch|squeue|scancel|scontrol|slurm_load_jobs error|allocation failure|error|fatal): )+"
+)
+_GONE = ("Invalid job id", "already completing", "already completed", "already finished")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,25 +54,44 @@ ACTIVE = {
 def _call(*argv: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            argv, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+            start_new_session=True,  # a Ctrl-C must not end sbatch between queueing and its answer
         )
     except FileNotFoundError as e:
-        raise UserError(
-            f"{argv[0]} is not here: run this on a machine of the cluster (a login node), or use "
-            "--local"
-        ) from e
+        raise _not_here(argv[0]) from e
     except subprocess.TimeoutExpired as e:
-        raise UserError(f"{argv[0]} did not answer within {_TIMEOUT_SECONDS} s") from e
+        raise UserError(
+            f"{argv[0]} did not answer within {_TIMEOUT_SECONDS} s; look with squeue --me at what "
+            "is queued, then try again"
+        ) from e
+
+
+def _not_here(program: str) -> UserError:
+    return UserError(
+        f"{program} is not here: run this on a machine of the cluster (a login node), or run the "
+        "pipeline with --local in a folder of its own"
+    )
 
 
 def _last_line(text: str) -> str:
+    """Return the last line that a command of Slurm wrote, without its own name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    return _SPEAKER.sub("", lines[-1]) if lines else "no message"
 
 
 def available() -> bool:
     """Tell whether Slurm's commands are on this machine."""
     return shutil.which("sbatch") is not None
+
+
+def need() -> None:
+    """Refuse to go on where Slurm's commands are not on this machine."""
+    if not available():
+        raise _not_here("sbatch")
 
 
 def check(script: Path, named: str) -> None:
@@ -79,11 +102,13 @@ def check(script: Path, named: str) -> None:
     """
     done = _call("sbatch", "--test-only", str(script))
     if done.returncode:
-        reason = re.sub(r"^(sbatch|allocation failure): (error: )?", "", _last_line(done.stderr))
-        raise UserError(f"{named}: Slurm would refuse it: {reason} ({script})")
+        raise UserError(f"{named}: Slurm would refuse it: {_last_line(done.stderr)}; {_WAY_OUT}")
 
 
-def submit(script: Path, dependencies: Sequence[str], array: str | None) -> str:
+_WAY_OUT = "change the step (in the file or with --set) or the site file"
+
+
+def submit(script: Path, named: str, dependencies: Sequence[str], array: str | None) -> str:
     """Queue a job and return its id.
 
     Args:
@@ -100,7 +125,7 @@ def submit(script: Path, dependencies: Sequence[str], array: str | None) -> str:
         argv.append(f"--array={array}")
     done = _call(*argv, str(script))
     if done.returncode:
-        raise UserError(f"{script}: sbatch refused it: {_last_line(done.stderr)}")
+        raise UserError(f"{named}: sbatch refused it: {_last_line(done.stderr)}; {_WAY_OUT}")
     return done.stdout.strip().split(";")[0]
 
 
@@ -115,7 +140,7 @@ def jobs(ids: Iterable[str]) -> dict[str, Job]:
         return found
     done = _call("squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r", "-j", ",".join(wanted))
     if done.returncode and "Invalid job id" not in done.stderr:
-        raise UserError(f"squeue: {_last_line(done.stderr)}")
+        raise UserError(f"squeue: {_last_line(done.stderr)}; try again later")
     if done.returncode and len(wanted) > 1:  # one forgotten job fails the whole question
         for one in wanted:
             found |= jobs([one])
@@ -132,19 +157,41 @@ def accounted(job_id: str) -> str | None:
         done = _call("sacct", "-n", "-X", "-P", "-o", "State", "-j", job_id)
     except UserError:
         return None
-    lines = done.stdout.split()
+    lines = [line for line in done.stdout.splitlines() if line.strip()]  # "CANCELLED by 1000"
     return lines[-1].split()[0] if done.returncode == 0 and lines else None
 
 
 def cancel(ids: Sequence[str]) -> None:
-    """Cancel jobs or array tasks; those already gone do not matter."""
+    """Cancel jobs or array tasks; those already gone do not matter.
+
+    Raises:
+        UserError: one could not be cancelled.
+    """
     if ids:
-        _call("scancel", *ids)
+        _scancel(*ids)
 
 
 def tell_to_save(job_id: str) -> None:
-    """Send a running job the signal that the time limit would: save and leave."""
-    _call("scancel", "--batch", "--signal=USR1", job_id)
+    """Send a running job the signal that the time limit would: save and leave.
+
+    One that is gone needs none.
+
+    Raises:
+        UserError: the signal could not be sent (Slurm keeps trying where a job waits again).
+    """
+    _scancel("--batch", "--signal=USR1", job_id)
+
+
+def _scancel(*args: str) -> None:
+    done = _call("scancel", *args)
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    bad = [line for line in said if not any(words in line for words in _GONE)]
+    if done.returncode and (bad or not said):
+        reason = _last_line("\n".join(bad))
+        raise UserError(
+            f"scancel {' '.join(args)}: {reason}; look with squeue --me at what is queued, then "
+            "try again"
+        )
 
 
 def requeue(job_id: str) -> None:

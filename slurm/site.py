@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import string
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gatewright.cli import nearest
 from gatewright.errors import UserError
+from slurm.step import MEMORY, PLAIN, as_text, in_directive
 
 EXAMPLE = "slurm/site.example.toml"
+_SLURMS_LONGEST_WARNING = 65535  # of --signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,15 +53,19 @@ class Site:
     """Values for the pipelines' [params]: where the data lies here."""
 
 
+def place(path: Path | None) -> Path:
+    """Return the site file that counts: the one named, $GATEWRIGHT_SITE, or site.toml here."""
+    return path if path is not None else Path(os.environ.get("GATEWRIGHT_SITE", "site.toml"))
+
+
 def load(path: Path | None) -> Site:
     """Read a site file; without a path take $GATEWRIGHT_SITE, then site.toml here.
 
     Raises:
         UserError: there is none; it is not TOML; an unknown key (the nearest is suggested); a
-            value of the wrong type; no account or no partition; a wrong placeholder.
+            value of the wrong type or form; no account or no partition.
     """
-    if path is None:
-        path = Path(os.environ.get("GATEWRIGHT_SITE", "site.toml"))
+    path = place(path)
     try:
         with open(path, "rb") as f:
             table: dict[str, Any] = tomllib.load(f)
@@ -84,14 +92,47 @@ def load(path: Path | None) -> Site:
                 "needs none"
             )
     site = Site(**values)
-    try:
-        site.gpu_option.format(n=1)
-    except (KeyError, IndexError, ValueError, AttributeError) as e:
-        raise UserError(
-            f"site file {path}: gpu_option = {site.gpu_option!r}: write {{n}} for the number of "
-            f"GPUs, as in {Site.gpu_option!r}"
-        ) from e
+    for key, value, wrong in _mistakes(site):
+        raise UserError(f"site file {path}: {key} = {value!r}: {wrong}")
     return site
+
+
+def _mistakes(site: Site) -> Iterator[tuple[str, object, str]]:
+    """Yield key, value and what is wrong with it."""
+    for field in dataclasses.fields(Site):
+        value = getattr(site, field.name)
+        texts = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
+        for text in texts if field.name != "setup" else ():  # shell lines, not directives
+            if wrong := in_directive(field.name, text):
+                yield field.name, text, wrong
+    for key in ("python", "container_python"):
+        program = getattr(site, key)
+        if not program or ("/" in program and not program.startswith("/")):
+            yield key, program, "give an absolute path, or a name that is on the jobs' PATH"
+    if not _one_number(site.gpu_option):
+        yield (
+            "gpu_option",
+            site.gpu_option,
+            f"write {{n}} for the number of GPUs, and no other braces, as in {Site.gpu_option!r}",
+        )
+    for option in site.sbatch:
+        if not option.startswith("--"):
+            yield "sbatch", option, 'write options in their long form, as in "--qos=long"'
+    if site.memory and not MEMORY.match(site.memory):
+        yield "memory", site.memory, "write it as 16G or 900M, or 0 for all"
+    for mount in site.container_mounts:
+        if len(parts := mount.split(":")) < 2 or not all(parts):
+            yield "container_mounts", mount, 'write it as "/here:/in/the/container"'
+    if site.save_seconds > _SLURMS_LONGEST_WARNING:
+        yield "save_seconds", site.save_seconds, f"Slurm warns {_SLURMS_LONGEST_WARNING} s at most"
+
+
+def _one_number(option: str) -> bool:
+    try:
+        fields = [part[1:] for part in string.Formatter().parse(option) if part[1] is not None]
+    except ValueError:  # a lone brace
+        return False
+    return bool(fields) and all(field == ("n", "", None) for field in fields)
 
 
 def _value(path: Path, key: str, value: Any, kind: Any) -> Any:
@@ -104,7 +145,13 @@ def _value(path: Path, key: str, value: Any, kind: Any) -> Any:
             raise UserError(f"site file {path}: {key} = {value!r}: give an array of strings")
         return tuple(value)
     if kind == "dict[str, str]" and isinstance(value, dict):
-        return {k: str(v) for k, v in value.items()}
+        for name, inner in value.items():
+            if not isinstance(inner, PLAIN):
+                raise UserError(
+                    f"site file {path}: {key}.{name} = {inner!r}: give a string, a number, true "
+                    "or false"
+                )
+        return {name: as_text(inner) for name, inner in value.items()}
     wanted = {
         "str": "a string",
         "int": "a positive whole number",

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import re
 import shlex
 import tomllib
@@ -35,7 +36,16 @@ from typing import Any
 from gatewright.cli import nearest
 from gatewright.errors import UserError
 from slurm import overrides as changes
-from slurm.step import NAME, Reader, Resources, Step, read_resources, read_step
+from slurm.step import (
+    NAME,
+    PLAIN,
+    Reader,
+    Resources,
+    Step,
+    as_text,
+    read_resources,
+    read_step,
+)
 
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _RESERVED = ("run", "out")
@@ -184,7 +194,7 @@ def _fill(
         if match[1] not in known:
             raise UserError(
                 f"{where}: unknown placeholder {{{match[1]}}}{nearest(match[1], known)}; "
-                f"known here: {', '.join(known)}"
+                f"known here: {', '.join(known) or 'nothing'}"
             )
         values = known[match[1]]
         if not values:
@@ -202,8 +212,9 @@ def _fill(
     return [_PLACEHOLDER.sub(value, text)]
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _at_home(word: str) -> str:
+    """Return a word with `~` made a path, for no shell sees it."""
+    return os.path.expanduser(word)
 
 
 def _tasks(path: Path, steps: list[Step], params: Mapping[str, Any]) -> Iterator[Task]:
@@ -215,8 +226,8 @@ def _tasks(path: Path, steps: list[Step], params: Mapping[str, Any]) -> Iterator
             if key in params or key in _RESERVED or any(key == s.name for s in steps):
                 raise UserError(f"{where}: matrix.{key} is also a param, a step or reserved")
         for index, combination in enumerate(itertools.product(*step.matrix.values())):
-            values = {k: _text(v) for k, v in zip(step.matrix, combination, strict=True)}
-            known = {k: [_text(v)] for k, v in {**params, **values}.items()}
+            values = {k: as_text(v) for k, v in zip(step.matrix, combination, strict=True)}
+            known = {k: [as_text(v)] for k, v in {**params, **values}.items()}
             outs = tuple(_fill(out, known, f"{where}: out")[0] for out in step.out)
             for out in outs:
                 pure = PurePosixPath(out)
@@ -224,7 +235,7 @@ def _tasks(path: Path, steps: list[Step], params: Mapping[str, Any]) -> Iterator
                     raise UserError(f"{where}: out {out!r} must be a plain path below the run")
                 if pure.parts[0] == "pipeline":
                     raise UserError(f"{where}: out {out!r}: pipeline/ holds the run's own records")
-            inputs = tuple(_fill(i, known, f"{where}: inputs")[0] for i in step.inputs)
+            inputs = tuple(_at_home(_fill(i, known, f"{where}: inputs")[0]) for i in step.inputs)
             known |= {"run": [_RUN], "out": [f"{_RUN}/{outs[0]}"]}
             task = Task(step, index, values, (), outs, inputs)
             for need in step.needs:
@@ -234,10 +245,22 @@ def _tasks(path: Path, steps: list[Step], params: Mapping[str, Any]) -> Iterator
                 raw = shlex.split(step.command)
             except ValueError as e:
                 raise UserError(f"{where}: command: {e}") from e
-            words = [w for word in raw for w in _fill(word, known, f"{where}: command")]
+            words = [_at_home(w) for word in raw for w in _fill(word, known, f"{where}: command")]
             task = dataclasses.replace(task, words=tuple(words))
             made[step.name].append(task)
             yield task
+
+
+def _check_records(path: Path, tasks: list[Task]) -> None:
+    """Refuse two tasks that would share a record and a log."""
+    known: dict[str, Task] = {}
+    for task in tasks:
+        other = known.setdefault(task.slug, task)
+        if other is not task:
+            raise UserError(
+                f"{path}: {other.name!r} and {task.name!r} would share the record {task.slug!r}: "
+                "give their matrix values other letters or digits"
+            )
 
 
 def _check_folders(path: Path, steps: list[Step], tasks: list[Task]) -> None:
@@ -313,9 +336,12 @@ def load(
     changes.change_params(path, params, overrides or {})
     changes.change_steps(path, tables, overrides or {})
     for key, value in params.items():
-        if key in _RESERVED or key in tables or not isinstance(value, str | int | float):
+        if key in _RESERVED or key in tables or not isinstance(value, PLAIN):
             raise UserError(f"{path}: params.{key}: is a step, reserved, or no plain value")
+        if isinstance(value, str):
+            params[key] = _at_home(value)
     steps = _in_order(path, [read_step(path, n, t, defaults) for n, t in tables.items()])
     tasks = list(_tasks(path, steps, params))
     _check_folders(path, steps, tasks)
+    _check_records(path, tasks)
     return Pipeline(Path(path), name, summary, params, tuple(steps), tuple(tasks))

@@ -8,7 +8,6 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import tyro
 
@@ -17,6 +16,7 @@ from gatewright.errors import UserError
 from slurm import plan, scheduler, spec, submission
 from slurm.local import clock, tail
 from slurm.spec import Pipeline, Task
+from slurm.submission import SubmittedTask
 
 PROG = "python -m slurm.status"
 # A tqdm line: `desc:  34%|###   | 34/100 [00:10<00:20,  3.30it/s, loss=2.1]`
@@ -53,7 +53,7 @@ class Row:
 
     task: str
     state: str
-    """finished, running, waits, stopped, failed, cancelled, not submitted."""
+    """finished, running, waits, stopped, failed, cancelled, not submitted, unknown."""
     job: str = ""
     seconds: float = 0.0
     progress: str = ""
@@ -65,20 +65,28 @@ class Row:
 
 
 def open_run(run: Path) -> tuple[Pipeline, Path | None]:
-    """Return a run's pipeline as last submitted (or run here), and that submission.
+    """Return a run's pipeline as last submitted, and that submission, or as last run here.
 
     Raises:
-        UserError: the folder is no run.
+        UserError: the folder is no run, or what it keeps is damaged.
     """
-    folders = submission.folders(run)
-    if folders:
-        return submission.load(folders[-1])[0], folders[-1]
     kept = run / plan.RECORDS / "pipeline.toml"
-    if not kept.is_file():
+    try:
+        folders = submission.folders(run)
+        run_here = kept.stat().st_mtime if kept.is_file() else None
+    except OSError as e:
+        raise UserError(f"{run}: cannot be read ({e.strerror})") from e
+    if folders and (run_here is None or run_here < _submitted_at(folders[-1])):
+        return submission.load(folders[-1])[0], folders[-1]
+    if run_here is None:
         raise UserError(f"{run}: is no run folder (no {plan.RECORDS}/pipeline.toml)")
     settings = run / plan.RECORDS / "settings.json"
     overrides = submission.read_settings(settings) if settings.is_file() else {}
     return spec.load(kept, overrides), None
+
+
+def _submitted_at(folder: Path) -> float:
+    return (folder / submission.JOBS).stat().st_mtime
 
 
 def progress_of(lines: list[str]) -> str:
@@ -101,32 +109,39 @@ def last_loss(run: Path, task: Task) -> float | None:
     return loss
 
 
-def _row(run: Path, task: Task, job_id: str, jobs: dict[str, Any]) -> Row:
+def _row(
+    run: Path, task: Task, submitted: SubmittedTask | None, jobs: dict[str, scheduler.Job] | None
+) -> Row:
     record = plan.read_record(run, task)
     log = plan.log_path(run, task)
+    job_id = submitted.job if submitted is not None else ""
     row = Row(task.name, "not submitted", job=job_id, log=str(log))
-    job = jobs.get(job_id)
+    job = (jobs or {}).get(job_id)
     if record is not None:
         row.seconds = record.seconds
         row.loss = last_loss(run, task)
-    if record is not None and record.state != "failed" and plan.has_manifests(run, task):
-        row.state = "finished"
-        return row
     if job is not None and job.active:
-        row.state = "running" if job.state in ("RUNNING", "COMPLETING") else "waits"
-        row.why = _WHY.get(job.reason, job.reason) if row.state == "waits" else ""
+        _say_queued(row, job)
         if row.state == "running":
             row.progress = progress_of(tail(log, 50))
             if record is not None and record.state == "running":
                 row.seconds += time.time() - record.started
         return row
-    if record is not None and not job_id:  # run on this machine
+    if record is not None and _is_finished(run, task, record):
+        row.state = "finished"
+        return row
+    if record is not None and _ran_here_last(record, submitted):
         alive = record.state == "running" and _lock_held(run)
+        row.job = ""
         row.state = "running" if alive else {"running": "stopped"}.get(record.state, record.state)
         row.progress = progress_of(tail(log, 50)) if alive else ""
-    elif job_id:
+    elif submitted is not None:
+        mine = record is not None and record.job == job_id
+        if jobs is None and not (mine and record is not None and record.state in _ENDED):
+            row.state, row.why = "unknown", "no squeue here: ask on a machine of the cluster"
+            return row
         ended = job.state if job is not None else scheduler.accounted(job_id)
-        row.state = record.state if record is not None and record.job == job_id else "failed"
+        row.state = record.state if record is not None and mine else "failed"
         if row.state == "running":  # nobody was left to write how it ended
             row.state = "failed"
         row.why = _ending(ended, record)
@@ -136,6 +151,23 @@ def _row(run: Path, task: Task, job_id: str, jobs: dict[str, Any]) -> Row:
         row.why = row.why or f"exit code {record.exit_code}"
         row.tail = tail(log)
     return row
+
+
+def _say_queued(row: Row, job: scheduler.Job) -> None:
+    row.state = "running" if job.state in ("RUNNING", "COMPLETING") else "waits"
+    row.why = _WHY.get(job.reason, job.reason) if row.state == "waits" else ""
+
+
+def _is_finished(run: Path, task: Task, record: plan.Record) -> bool:
+    kept = record.state != "failed" and not plan.is_forgotten(record)
+    return kept and plan.has_manifests(run, task)
+
+
+def _ran_here_last(record: plan.Record, submitted: SubmittedTask | None) -> bool:
+    """Tell whether a task's last run was one on this machine, and no job."""
+    if submitted is None:
+        return True
+    return not record.job and record.started > _submitted_at(submitted.folder)
 
 
 def _ending(state: str | None, record: plan.Record | None) -> str:
@@ -160,19 +192,30 @@ def _lock_held(run: Path) -> bool:
 
 
 def rows(run: Path) -> tuple[Pipeline, list[Row]]:
-    """Return a run's pipeline and one row a task."""
-    pipeline, folder = open_run(run)
-    ids = submission.job_ids(run, pipeline) if folder else {}
-    jobs = scheduler.jobs(ids.values()) if ids and scheduler.available() else {}
+    """Return a run's pipeline, and a row for each task and each job whose task it has no more."""
+    pipeline, _ = open_run(run)
+    submitted = submission.submitted(run)
+    jobs: dict[str, scheduler.Job] | None = {}
+    if submitted:
+        known = scheduler.available()
+        jobs = scheduler.jobs(task.job for task in submitted) if known else None
+    queued = [t for t in submitted if t.job in (jobs or {}) and (jobs or {})[t.job].active]
+    last = {t.name: t for t in [*submitted, *queued]}
     found: dict[str, Row] = {}
     for task in pipeline.tasks:  # parents come first
-        row = _row(run, task, ids.get(task.name, ""), jobs)
+        row = _row(run, task, last.get(task.name), jobs)
         ended = [p.name for p in pipeline.parents(task) if found[p.name].state in _ENDED]
         if row.state == "cancelled" and ended:
             first = found[ended[0]]
             row.why = first.why if first.state == "cancelled" else ""
             row.why = row.why or f"because {first.task} {first.state}"
         found[task.name] = row
+    for orphan in queued:
+        if orphan.name not in found:
+            row = Row(orphan.name, "", job=orphan.job)
+            _say_queued(row, (jobs or {})[orphan.job])
+            row.why = "the pipeline no longer has it; slurm.cancel ends it"
+            found[orphan.name] = row
     return pipeline, list(found.values())
 
 

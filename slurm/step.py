@@ -12,8 +12,24 @@ from gatewright.cli import nearest
 from gatewright.errors import UserError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*\Z")
-_TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):(\d{2}):(\d{2})\Z")
-_MEMORY = re.compile(r"\d+[MG]\Z|0\Z")
+_TIME = re.compile(r"(?:(\d+)-)?(\d{1,2}):([0-5]\d):([0-5]\d)\Z", re.ASCII)
+MEMORY = re.compile(r"\d+[MG]\Z|0\Z", re.ASCII)
+PLAIN = (str, int, float)
+"""Types of a value that becomes a word; bool is an int."""
+
+
+def as_text(value: str | int | float) -> str:
+    """Return a TOML value as a command line has it: true, not True."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def in_directive(key: str, value: str) -> str | None:
+    """Return what is wrong with a text for a line `#SBATCH --key=value`, or None."""
+    if not value.isprintable():
+        return "has a line break or another control character"
+    if key in ("account", "partition", "cpu_partition") and " " in value:
+        return "has a space"
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,21 +124,30 @@ def read_resources(reader: Reader, base: Resources) -> Resources:
         if found[field] < low:
             raise reader.fail(f"{field} = {found[field]}: give a whole number >= {low}")
     for field in ("memory", "time", "partition", "account", "container"):
-        found[field] = reader.take(field, str, getattr(base, field), "a string")
+        value = found[field] = reader.take(field, str, getattr(base, field), "a string")
+        if value is not None and (wrong := in_directive(field, value)):
+            raise reader.fail(f"{field} = {value!r}: {wrong}")
     if not _TIME.match(found["time"]):
         raise reader.fail(f"time = {found['time']!r}: write it as HH:MM:SS or D-HH:MM:SS")
-    if found["memory"] is not None and not _MEMORY.match(found["memory"]):
+    if found["memory"] is not None and not MEMORY.match(found["memory"]):
         raise reader.fail(f"memory = {found['memory']!r}: write it as 16G or 900M, or 0 for all")
-    return Resources(**found)
+    resources = Resources(**found)
+    if resources.seconds == 0:
+        raise reader.fail(f"time = {found['time']!r}: Slurm would take it for no limit; give one")
+    return resources
 
 
 def _matrix(reader: Reader) -> dict[str, tuple[Any, ...]]:
     table = reader.take("matrix", dict, {}, "a table such as { scale = [0.5, 1, 2] }")
     found: dict[str, tuple[Any, ...]] = {}
     for key, values in table.items():
-        scalar = isinstance(values, list) and all(isinstance(v, str | int | float) for v in values)
+        scalar = isinstance(values, list) and all(isinstance(v, PLAIN) for v in values)
         if not scalar or not values or not NAME.match(key):
             raise reader.fail(f"matrix.{key} = {values!r}: give a non-empty array of values")
+        said = [as_text(value) for value in values]
+        for value in said:
+            if said.count(value) > 1:
+                raise reader.fail(f"matrix.{key}: {value} is given twice")
         found[key] = tuple(values)
     return found
 
@@ -146,10 +171,10 @@ def read_step(path: Path, name: str, table: Any, defaults: Resources) -> Step:
         out=out,
         matrix=_matrix(reader),
         inputs=reader.strings("inputs"),
-        processes=reader.take("processes", int, None, "torchrun processes on each node"),
+        processes=reader.take("processes", int, None, "a whole number (torchrun's, on each node)"),
         resumes=reader.take("resumes", bool, False, "true or false"),
-        throttle=reader.take("throttle", int, None, "how many tasks may run at once"),
-        env={k: str(v) for k, v in reader.take("env", dict, {}, "a table of NAME = value").items()},
+        throttle=reader.take("throttle", int, None, "a whole number (tasks that may run at once)"),
+        env=_env(reader),
         summary=reader.take("summary", str, "", "a string"),
         resources=read_resources(reader, defaults),
     )
@@ -160,4 +185,32 @@ def read_step(path: Path, name: str, table: Any, defaults: Resources) -> Step:
             raise reader.fail(f"{field} = {value}: give a whole number >= 1")
     if step.resources.nodes > 1 and step.processes is None:
         raise reader.fail("takes several nodes but gives no processes (torchrun's, on each node)")
+    _check_processes(reader, step)
+    if step.throttle is not None and not step.matrix:
+        raise reader.fail(f"throttle = {step.throttle}: the step has no matrix, so it is one task")
     return step
+
+
+def _check_processes(reader: Reader, step: Step) -> None:
+    """Refuse processes that torchrun cannot start."""
+    if step.processes is None:
+        return
+    gpus = step.resources.gpus
+    if 0 < gpus < step.processes:
+        raise reader.fail(
+            f"processes = {step.processes} is more than gpus = {gpus}: each process takes one"
+        )
+    words = step.command.split()
+    if words[0] != "python" or len(words) < 2 or (words[1].startswith("-") and words[1] != "-m"):
+        raise reader.fail(
+            f"processes = {step.processes}: torchrun starts them, so the command must begin with "
+            "python -m MODULE or python FILE"
+        )
+
+
+def _env(reader: Reader) -> dict[str, str]:
+    table = reader.take("env", dict, {}, "a table of NAME = value")
+    for key, value in table.items():
+        if not isinstance(value, PLAIN):
+            raise reader.fail(f"env.{key} = {value!r}: give a string, a number, true or false")
+    return {key: as_text(value) for key, value in table.items()}

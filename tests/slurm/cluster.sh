@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A throw-away Slurm cluster on loopback, for the tests: as root, without systemd.
 #
-#   cluster.sh up FOLDER [NODES=2]     start it; all of its state lies in FOLDER
+#   cluster.sh up FOLDER [NODES=2]     start it (1 to 4 nodes); all of its state lies in FOLDER
 #   cluster.sh down FOLDER             end every process of it
 #
 # Afterwards: export SLURM_CONF=FOLDER/slurm.conf.  Needs Debian's slurmctld, slurmd,
@@ -13,6 +13,10 @@ set -euo pipefail
 action=${1:?up or down}
 folder=$(realpath -m "${2:?a folder}")
 nodes=${3:-2}
+case $nodes in
+  [1-4]) ;;      # the ports after the fourth are the big nodes'
+  *) echo "NODES $nodes: give 1 to 4" >&2; exit 2 ;;
+esac
 export SLURM_CONF=$folder/slurm.conf
 
 write_configuration() {
@@ -95,9 +99,11 @@ up() {
 }
 
 # A stepd carries this cluster's spool folder in no argument, but it is a child of our slurmd.
+# A pid file may be older than the process that has its number now: our daemons name the folder.
 processes() {
   local pid
   for pid in $(cat "$folder"/slurmd-*.pid "$folder/slurmctld.pid" "$folder/munged.pid" 2> /dev/null); do
+    grep -qaF "$folder/" "/proc/$pid/cmdline" 2> /dev/null || continue
     pgrep -P "$pid" || true
     echo "$pid"
   done

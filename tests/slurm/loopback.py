@@ -1,6 +1,7 @@
 """A throw-away Slurm on loopback (cluster.sh), as the tests use it."""
 
 import contextlib
+import datetime
 import json
 import os
 import shutil
@@ -60,12 +61,19 @@ class Cluster:
         return {row["task"]: row for row in rows}
 
     def skip_requeue_hold(self) -> None:
-        """Start requeued jobs now; Slurm holds them back for two minutes."""
-        queue = self.call("squeue", "-h", "-r", "-t", "PD", "-o", "%i %r").stdout
+        """Start requeued jobs soon; Slurm holds them back for two minutes.
+
+        Not at once: a node refuses a job that comes back within the second in which it left
+        ("Job credential revoked"), and Slurm then ends it.
+        """
+        queue = self.call("squeue", "-h", "-r", "-t", "PD", "-o", "%i|%r|%S").stdout
         for line in queue.splitlines():
-            job, reason = line.split(maxsplit=1)
-            if reason == "BeginTime":
-                argv = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+            job, reason, start = line.split("|")
+            if reason != "BeginTime" or start == "N/A":
+                continue
+            held = datetime.datetime.fromisoformat(start) - datetime.datetime.now()
+            if held.total_seconds() > 10:
+                argv = ["scontrol", "update", f"JobId={job}", "StartTime=now+3"]
                 subprocess.run(argv, env=self.env, capture_output=True, timeout=30)
 
     def kill_node(self, node: str, run: Path) -> None:

@@ -3,13 +3,17 @@
 After a change that is meant: GATEWRIGHT_WRITE_GOLDEN=1 python -m pytest tests/slurm/test_batch.py
 """
 
+import dataclasses
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from slurm import batch, spec
+from gatewright.errors import UserError
+from slurm import batch, environment, spec
 from slurm.site import Site
+from slurm.spec import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden" / "paper"
@@ -88,3 +92,81 @@ def test_every_job_is_warned_and_may_be_requeued() -> None:
 )
 def test_array_indices(indices: list[int], throttle: int | None, said: str) -> None:
     assert batch.array_of(indices, throttle) == said
+
+
+def one_step(tmp_path: Path, more: str = "", command: str = "x {out}") -> Pipeline:
+    path = tmp_path / "p.toml"
+    path.write_text(f'name = "p"\n[step.a]\ncommand = """{command}"""\nout = "a"\n{more}\n')
+    return spec.load(path)
+
+
+@pytest.mark.parametrize(
+    ("run", "image", "message"),
+    [
+        ("/a/my runs", "", "sbatch would not take ' ' as it is: choose a path"),
+        ("/a/it's", "", "would not take"),
+        ("/a/100%", "", "would not take '%'"),
+        ("/a/b\nc", "", "would not take"),
+        ("/a/12:30", "image", "sbatch or the container would not take ':'"),
+        ("/a/b,c", "image", "would not take ','"),
+        ("/a/12:30,x_y-z.é+=@", "", None),
+    ],
+)
+def test_a_run_folder_must_fit_into_sbatch_files(
+    tmp_path: Path, run: str, image: str, message: str | None
+) -> None:
+    site = dataclasses.replace(SITE, container=image)
+    if message is None:
+        batch.check(one_step(tmp_path), site, Path(run))
+        return
+    with pytest.raises(UserError, match=message) as e:
+        batch.check(one_step(tmp_path), site, Path(run))
+    assert str(e.value).startswith("--run ")
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("time", "save_seconds", "fits"), [("00:02:00", 30, True), ("00:04:00", 180, False)]
+)
+def test_a_step_that_resumes_needs_time_to_work(
+    tmp_path: Path, time: str, save_seconds: int, fits: bool
+) -> None:
+    site = dataclasses.replace(SITE, save_seconds=save_seconds)
+    batch.check(one_step(tmp_path, f'time = "{time}"'), site, RUN)
+    resumes = one_step(tmp_path, f'time = "{time}"\nresumes = true')
+    if fits:
+        batch.check(resumes, site, RUN)
+        return
+    with pytest.raises(UserError, match=r"'a': time = '00:04:00' leaves less than 60 s"):
+        batch.check(resumes, site, RUN)
+
+
+def test_line_breaks_stay_in_comments(tmp_path: Path) -> None:
+    command = "x 'one\nrm -rf two' {out}"
+    p = one_step(tmp_path, 'summary = "first\\nrm -rf second\\n#SBATCH --x"', command)
+    found = batch.script(p, p.steps[0], SITE, RUN, RUN / "s").splitlines()
+    assert {line for line in found if "rm -rf" in line or "--x" in line} == {
+        "# rm -rf second",
+        "# #SBATCH --x",
+        "# rm -rf two' /scratch/runs/paper/a",
+    }
+
+
+def test_the_sites_setup_may_use_what_is_not_set(tmp_path: Path) -> None:
+    """As conda's and Lmod's own shell code does."""
+    p = one_step(tmp_path)
+    site = dataclasses.replace(SITE, setup=('echo "[$NOT_SET]"', "false"), python="/no/python")
+    (tmp_path / "s" / "code").mkdir(parents=True)
+    written = batch.script(p, p.steps[0], site, tmp_path, tmp_path / "s")
+    done = subprocess.run(["bash", "-c", written], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("[]\n", 1)
+    assert "/no/python" not in done.stderr  # what fails in it ends the job
+
+
+def test_threads_are_those_of_the_machine_that_runs_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (task,) = one_step(tmp_path, "cpus = 96").tasks
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert environment.settings(task)["OMP_NUM_THREADS"] == "96"
+    assert environment.environment(task)["OMP_NUM_THREADS"] == "2"

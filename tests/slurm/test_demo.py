@@ -1,6 +1,6 @@
 """The demo pipeline as Slurm jobs, three times: undisturbed, killed, and out of time.
 
-All of its steps run, with the flags of its recipes turned down and one gate scale of three.
+All of its steps and tasks run, with the flags of its recipes turned down.
 Both disturbed runs must end with the report and with every loss of the undisturbed one.
 """
 
@@ -26,10 +26,6 @@ SFT = (
     "--train.eval-packs 1 --train.eval-calls 0"
 )
 SMALL = {
-    "gates.scale": "0.5",
-    "sft-mamba2.scale": "0.5",
-    "generate.model": "mamba2-s0.5,llama",
-    "score.model": "mamba2-s0.5,llama",
     "vocab_size": "600",
     "pool_sizes": "1,2",
     "questions": "2",
@@ -46,7 +42,7 @@ SMALL = {
 }
 UPSTREAM = ("text", "tokenizer", "corpus", "chats", "sft-data", "pools")
 """Steps before any training: the disturbed runs begin as half-finished ones that have them."""
-SCORED = ("mamba2-s0.5", "llama")
+SCORED = ("mamba2-s0.5", "mamba2-s1", "mamba2-s2", "llama")
 TRAINED = [f"pretrain/{family}" for family in ("mamba2", "llama")]
 TRAINED += [f"sft/{name}" for name in SCORED]
 
@@ -109,15 +105,15 @@ def test_killed_and_out_of_time_the_demo_ends_as_if_nothing_had_happened(
         'account = ""\npartition = "gpu"\nsave_seconds = 30\n[env]\nOMP_NUM_THREADS = "1"\n'
     )
     undisturbed, killed, limited = runs = [tmp_path / n for n in ("run", "killed", "limited")]
-    assert "14 jobs, 18 tasks" in cluster.submit(FILE, undisturbed, *flags(), site=site)
+    assert "14 jobs, 26 tasks" in cluster.submit(FILE, undisturbed, *flags(), site=site)
     cluster.wait(lambda: finished(undisturbed, UPSTREAM), 300, undisturbed)
     for run in (killed, limited):
         begin_with_upstream(undisturbed, run)
     # Slurm looks at time limits twice a minute: it warns this job 60 to 90 seconds after its
     # start, and until then its training is held.
     said = cluster.submit(FILE, limited, *flags(pretrain__time="00:02:00"), site=site)
-    assert "8 jobs, 12 tasks" in said
-    assert "8 jobs, 12 tasks" in cluster.submit(FILE, killed, *flags(), site=site)
+    assert "8 jobs, 20 tasks" in said
+    assert "8 jobs, 20 tasks" in cluster.submit(FILE, killed, *flags(), site=site)
     jobs = {run: {name: row["job"] for name, row in cluster.status(run).items()} for run in runs}
 
     struck = limited / "pretrain" / "mamba2"

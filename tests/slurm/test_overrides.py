@@ -1,5 +1,6 @@
 """What `--set` changes of a pipeline file, for this machine and for submissions."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,25 @@ def test_changes_are_frozen_with_a_submission_and_known_to_status(
     run, site = tmp_path / "run", Site(account="", partition="")
     code = tmp_path / "code"
     code.mkdir()
-    folder = submission.write(pipeline, run, site, changes, list(pipeline.steps), code)
+    folder = submission.next_folder(run)
+    with submission.draft(folder) as draft:
+        args = (pipeline, run, site, changes, list(pipeline.steps), code, tmp_path / "site.toml")
+        submission.write(draft, folder, *args)
+    (folder / submission.JOBS).write_text("[]")
     assert "#SBATCH --time=00:10:00" in (folder / "a.sbatch").read_text()
     assert submission.load(folder)[0].tasks == pipeline.tasks
     assert status.open_run(run)[0].tasks == pipeline.tasks
+
+
+def test_the_readmes_examples_are_settings_of_the_papers_pipeline() -> None:
+    root = Path(__file__).resolve().parents[2]
+    section = (root / "README.md").read_text().split("## On Slurm")[1].split("\n## ")[0]
+    found = re.findall(r"--set ([a-z][\w-]*\.[^`]+)`", section)
+    assert len(found) >= 2
+    settings = tuple(setting.replace('"', "") for setting in found)
+    pipeline = spec.load(root / "slurm/pipelines/paper.toml", overrides.parse(settings))
+    assert pipeline.step("pretrain-mamba2").resources.time == "08:00:00"
+    assert pipeline.tasks_of("sft-mamba2")[0].argv("/r")[-2:] == ["--train.lr", "1e-5"]
 
 
 def test_one_name_is_set_once(file: Path) -> None:
@@ -97,7 +113,7 @@ def test_values_that_a_later_step_does_not_find_are_named(file: Path) -> None:
         ("a.flags='", "No closing quotation"),
         ("b.sed=1", "no key 'sed' .did you mean 'seed'.*seed, flags, nodes"),
         ("b.seed=,", "step 'b': matrix.seed = .*give a non-empty array"),
-        ("b.seed=1,1", "both write b/1"),
+        ("b.seed=1,1", "step 'b': matrix.seed: 1 is given twice"),
     ],
 )
 def test_a_mistake_is_one_line(setting: str, message: str, file: Path) -> None:

@@ -42,3 +42,15 @@ def test_what_a_command_saves_is_progress(saved: str, task: Task, tmp_path: Path
         with open(path, "a") as f:
             f.write("{}\n")
     assert plan.progress_mark(tmp_path, task) != before
+
+
+def test_what_a_step_that_resumes_left_is_never_replaced(task: Task, tmp_path: Path) -> None:
+    """Days of training are for their owner to remove."""
+    p = spec.load(tmp_path / "pipeline.toml")
+    for number in (1, 2, 3):
+        (tmp_path / "a" / "number").write_text(str(number))
+        plan.begin(p, tmp_path, task, [], tmp_path / "log", anew=True)
+        (tmp_path / "a").mkdir()
+    kept = {path.parent.name: path.read_text() for path in tmp_path.glob("a.stale*/number")}
+    assert kept == {"a.stale": "1", "a.stale-2": "2", "a.stale-3": "3"}
+    assert (tmp_path / "a.stale" / "latest").exists()

@@ -114,6 +114,20 @@ def test_the_site_says_where_things_lie_and_the_command_line_wins(tmp_path: Path
         ('out = "report"', "", "step 'report': has no out"),
         ('command = "make-text {out}"', "", "step 'text': has no command"),
         ('out = "report"', 'out = "report"\ntime = "1h"', "HH:MM:SS"),
+        ('out = "report"', 'out = "report"\ntime = "00:99:00"', "HH:MM:SS"),
+        ('out = "report"', 'out = "report"\ntime = "00:00:60"', "HH:MM:SS"),
+        ('out = "report"', 'out = "report"\ntime = "٠١:٠٠:٠٠"', "HH:MM:SS"),
+        ('out = "report"', 'out = "report"\ntime = "00:00:00"', "for no limit; give one"),
+        ('out = "report"', 'out = "report"\nmemory = "٣G"', "16G"),
+        ('out = "report"', 'out = "report"\naccount = "a\\nb"', "account = .* a line break"),
+        ('out = "report"', 'out = "report"\npartition = "a b"', "partition = .* has a space"),
+        ('out = "report"', 'out = "report"\nprocesses = 2', "processes = 2: .*python -m MODULE"),
+        ('out = "report"', 'out = "report"\nprocesses = true', "True: give a whole number"),
+        ('out = "report"', 'out = "report"\nthrottle = 2', "throttle = 2: .*no matrix"),
+        ('out = "report"', 'out = "report"\nenv = { A = [1] }', r"env.A = \[1\]: give a string"),
+        ("[0.5, 1, 2] }\n[step.sft]", "[1, 2, 1] }\n[step.sft]", "matrix.scale: 1 is given twice"),
+        ("seed = [0, 1]", 'seed = ["m/a", "m_a"]', "would share the record 'sft.scale=0.5.*m_a'"),
+        ("make-text {out}", "python -m x {nothing}", "unknown placeholder {nothing}.*known here: "),
         ('out = "report"', 'out = "report"\nmemory = "lots"', "16G"),
         ('out = "report"', 'out = "report"\nnodes = 0', "whole number >= 1"),
         ('out = "report"', 'out = "report"\nnodes = true', "whole number"),
@@ -134,6 +148,48 @@ def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, message: str 
         load(tmp_path, GOOD.replace(old, new))
     assert "p.toml" in str(e.value)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("processes = 8\ngpus = 4", "processes = 8 is more than gpus = 4"),
+        ("processes = 8\ngpus = 8", None),
+        ("processes = 8", None),
+    ],
+)
+def test_a_process_takes_a_gpu(tmp_path: Path, more: str, message: str | None) -> None:
+    text = f'name = "p"\n[step.a]\ncommand = "python -m a {{out}}"\nout = "a"\n{more}\n'
+    if message is None:
+        load(tmp_path, text)
+        return
+    with pytest.raises(UserError, match=message):
+        load(tmp_path, text)
+
+
+def test_a_home_folder_is_a_path_in_the_command_and_in_the_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    text = """
+    name = "p"
+    [params]
+    data = "~/data"
+    [step.a]
+    command = "x --in {data}/a --also={data} ~/b {out}"
+    inputs = ["{data}", "~/b"]
+    out = "a"
+    """
+    (task,) = load(tmp_path, text).tasks
+    expected = ["x", "--in", "/home/me/data/a", "--also=/home/me/data", "/home/me/b", "/r/a"]
+    assert task.argv("/r") == expected
+    assert task.inputs == ("/home/me/data", "/home/me/b")
+
+
+def test_a_placeholder_where_none_is_known(tmp_path: Path) -> None:
+    text = 'name = "p"\n[step.a]\ncommand = "x {out}"\nout = "a{b}"\n'
+    with pytest.raises(UserError, match="unknown placeholder {b}; known here: nothing"):
+        load(tmp_path, text)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a submission freezes, which tasks it takes, and what its jobs wait for."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,10 +10,10 @@ import pytest
 
 from gatewright import cli
 from gatewright.errors import UserError
-from slurm import local, node, pipeline, plan, scheduler, spec, submission
+from slurm import freeze, local, node, pipeline, plan, queue, scheduler, spec, submission
 from slurm.site import Site
 from slurm.spec import Pipeline
-from slurm.submission import QueuedStep
+from slurm.submission import QueuedStep, SubmittedTask
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = Site(account="", partition="")
@@ -52,27 +53,30 @@ def test_an_array_waits_task_by_task_only_where_tasks_match(tmp_path: Path) -> N
     p = load(tmp_path)
     a, b, c = (p.tasks_of(n) for n in "abc")
     rows = {
-        "a": QueuedStep("a", "1", [0], False, []),
-        "b": QueuedStep("b", "2", [0, 1, 2], True, []),
+        "a": QueuedStep("a", "1", {"a": 0}, False, []),
+        "b": QueuedStep("b", "2", {f"b[s={i + 1}]": i for i in range(3)}, True, []),
     }
-    assert submission.dependencies(p, p.step("b"), b, rows, {}) == ["afterok:1"]
-    assert submission.dependencies(p, p.step("c"), c, rows, {}) == ["aftercorr:2"]
-    assert submission.dependencies(p, p.step("c"), c[1:], rows, {}) == ["afterok:2"]
-    rows["c"] = QueuedStep("c", "3", [0, 1, 2], True, [])
-    assert submission.dependencies(p, p.step("d"), p.tasks_of("d"), rows, {}) == ["afterok:3"]
-    assert submission.dependencies(p, p.step("a"), a, {}, {}) == []
+    assert queue.dependencies(p, p.step("b"), b, rows, {}) == ["afterok:1"]
+    assert queue.dependencies(p, p.step("c"), c, rows, {}) == ["aftercorr:2"]
+    assert queue.dependencies(p, p.step("c"), c[1:], rows, {}) == ["afterok:2"]
+    rows["c"] = QueuedStep("c", "3", {f"c[s={i + 1}]": i for i in range(3)}, True, [])
+    assert queue.dependencies(p, p.step("d"), p.tasks_of("d"), rows, {}) == ["afterok:3"]
+    assert queue.dependencies(p, p.step("a"), a, {}, {}) == []
 
 
 def test_what_is_queued_already_is_awaited_and_not_taken_again(tmp_path: Path) -> None:
     p = load(tmp_path)
     why: dict[str, str | None] = {t.name: "not run yet" for t in p.tasks}
-    active = {"a": "7", "b[s=1]": "8_0", "b[s=3]": "8_2"}
-    pending = submission.todo(p, list(p.tasks), why, active)
+    active = {
+        name: SubmittedTask(name, job, tmp_path)
+        for name, job in (("a", "7"), ("b[s=1]", "8_0"), ("b[s=3]", "8_2"))
+    }
+    pending = queue.todo(list(p.tasks), why, active)
     assert [t.name for t in pending["b"]] == ["b[s=2]"]
     assert "a" not in pending
-    assert submission.dependencies(p, p.step("b"), pending["b"], {}, active) == ["afterok:7"]
-    rows = {"b": QueuedStep("b", "9", [1], True, [])}
-    found = submission.dependencies(p, p.step("c"), pending["c"], rows, active)
+    assert queue.dependencies(p, p.step("b"), pending["b"], {}, active) == ["afterok:7"]
+    rows = {"b": QueuedStep("b", "9", {"b[s=2]": 1}, True, [])}
+    found = queue.dependencies(p, p.step("c"), pending["c"], rows, active)
     assert found == ["afterok:9", "afterok:8_0", "afterok:8_2"]
 
 
@@ -99,10 +103,19 @@ def test_a_dry_run_writes_everything_and_needs_no_scheduler(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("run", "message"),
-    [("taken", "taken is a file"), ("taken/run", "taken is a file"), ("/proc/x", "cannot be made")],
+    [
+        ("taken", "taken is a file"),
+        ("taken/run", "taken is a file"),
+        ("run", "run/pipeline is a file"),
+        ("/proc/x", "cannot be made"),
+        ("/sys", "cannot be made or written"),
+        ("x" * 300, "File name too long"),
+    ],
 )
 def test_a_run_folder_that_cannot_be(run: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "pipeline").write_text("")
     (tmp_path / "site.toml").write_text('account = ""\npartition = ""\n')
     (tmp_path / "p.toml").write_text('name = "p"\n[step.a]\ncommand = "x {out}"\nout = "a"\n')
     args = pipeline.Args(
@@ -114,10 +127,12 @@ def test_a_run_folder_that_cannot_be(run: str, message: str, tmp_path: Path) -> 
     )
     with pytest.raises(UserError, match=message):
         pipeline.main(args)
+    with pytest.raises(UserError, match="--run"):
+        pipeline.main(dataclasses.replace(args, submit=False, local=True, dry_run=False))
 
 
 def test_the_code_is_frozen_with_its_revision(tmp_path: Path) -> None:
-    submission.freeze_code(ROOT, tmp_path / "code", tmp_path)
+    freeze.freeze_code(ROOT, tmp_path / "code", [tmp_path])
     for name in ("slurm/job.py", "gatewright/artifact.py", "REVISION"):
         assert (tmp_path / "code" / name).is_file()
     assert not (tmp_path / "code" / ".git").exists()
@@ -131,6 +146,29 @@ def test_the_code_is_frozen_with_its_revision(tmp_path: Path) -> None:
     assert file.startswith(str(tmp_path))
 
 
+@pytest.mark.parametrize("git", [True, False])
+def test_runs_outputs_and_the_site_file_are_no_code(git: bool, tmp_path: Path) -> None:
+    code, target = tmp_path / "code", tmp_path / "copy"
+    names = [
+        "slurm/a.py",
+        "new.py",
+        "site.toml",
+        "run/pipeline/lock",
+        "run/a/x",
+        "out/manifest.json",
+    ]
+    names += ["out/x", "my/run/x", "pipeline/lock"]
+    for name in names:
+        (code / name).parent.mkdir(parents=True, exist_ok=True)
+        (code / name).write_text("text")
+    if git:
+        subprocess.run(["git", "init", "-q", str(code)], check=True)
+        subprocess.run(["git", "-C", str(code), "add", "slurm"], check=True)
+    freeze.freeze_code(code, target, [code / "my" / "run", code / "site.toml"])
+    found = {str(p.relative_to(target)) for p in target.rglob("*") if p.is_file()}
+    assert found == {"slurm/a.py", "new.py", "REVISION"}
+
+
 def test_a_step_asked_for_again_is_forgotten(tmp_path: Path) -> None:
     p = load(tmp_path)
     task = p.tasks_of("a")[0]
@@ -142,8 +180,18 @@ def test_a_step_asked_for_again_is_forgotten(tmp_path: Path) -> None:
     plan.write_record(run, task, record)
     assert plan.why_run(p, run, task) is None
     assert local.reasons(p, run, list(p.tasks), set())["b[s=1]"] == "not run yet"
-    plan.forget(run, task)
-    assert plan.why_run(p, run, task) == "its command changed"
+    with plan.forgotten(run, [task]):
+        assert plan.why_run(p, run, task) == "asked for"
+    assert plan.why_run(p, run, task) == "asked for"
+
+
+def test_task_by_task_only_between_arrays(tmp_path: Path) -> None:
+    """A step without a matrix after an array of one task: its index is 0, too."""
+    path = tmp_path / "p.toml"
+    path.write_text(TEXT.replace("[1, 2, 3]", "[1]"))
+    p = spec.load(path)
+    rows = {"c": QueuedStep("c", "3", {"c[s=1]": 0}, True, [])}
+    assert queue.dependencies(p, p.step("d"), p.tasks_of("d"), rows, {}) == ["afterok:3"]
 
 
 def test_the_rendezvous_comes_from_slurms_variables() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from gatewright import cli
+from gatewright import cli, launch
 from gatewright.errors import UserError
+
+MOST_SEED = 2**31 - 1  # times the seeds' stride it still fits a generator's 64 bits
 
 
 @dataclasses.dataclass
@@ -24,10 +28,28 @@ class GatedRunArgs:
     """Seeds, comma-separated; default the size's."""
     steps: int | None = None
     """Most training steps; default the size's."""
-    device: str = "cpu"
-    """Where the models run: cpu or cuda."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where the models run."""
     threads: int = 1
     """Threads that torch may use."""
+    processes: int | None = None
+    """Runs at a time, each in a process of its own; default: as many as the cores hold, and one
+    on cuda or under torchrun, whose processes share each run."""
+
+    def runs_at_a_time(self) -> int:
+        """Return `processes`, or its default.
+
+        Raises:
+            UserError: several, where torchrun's processes share each run.
+        """
+        shared = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if shared and self.processes not in (None, 1):
+            raise UserError(f"--processes {self.processes}: torchrun's processes share each run")
+        if self.processes is not None:
+            return self.processes
+        if shared or self.device != "cpu":
+            return 1
+        return max(1, launch.cores() // self.threads)
 
 
 @dataclasses.dataclass
@@ -42,6 +64,20 @@ class GatherArgs:
     """Of a run that several folders hold, take the last one's."""
 
 
+def one_at_a_time(args: GatedRunArgs) -> int:
+    """Return 1, the `processes` of the paper's size.
+
+    Raises:
+        UserError: others were asked for.
+    """
+    if args.processes not in (None, 1):
+        raise UserError(
+            f"--processes {args.processes}: runs of the paper's size go one after the other, each "
+            "shared by torchrun's processes; leave the flag out"
+        )
+    return 1
+
+
 def prepared(args: GatedRunArgs, size: Any) -> tuple[Any, tuple[float, ...] | None]:
     """Set up torch as asked; return a size's settings with the flags' seeds and steps, and
     the flags' gate offsets (None: the size's).
@@ -49,18 +85,18 @@ def prepared(args: GatedRunArgs, size: Any) -> tuple[Any, tuple[float, ...] | No
     Raises:
         UserError: a flag out of bounds, or a GPU that is not there.
     """
-    positive(args, "steps", "threads")
+    positive(args, "steps", "threads", "processes")
     import torch
 
     torch.set_num_threads(args.threads)
     if args.seeds is not None:
-        size = dataclasses.replace(size, seeds=tuple(integers("--seeds", args.seeds, least=0)))
+        size = dataclasses.replace(size, seeds=tuple(integers("--seeds", args.seeds, 0, MOST_SEED)))
     if args.steps is not None:
         size = dataclasses.replace(size, recipe=dataclasses.replace(size.recipe, steps=args.steps))
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     given = args.offsets
-    return size, None if given is None else numbers("--offsets", given, -100, 100)
+    return size, None if given is None else numbers("--offsets", given, -30, 30)
 
 
 def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:
@@ -75,13 +111,13 @@ def numbers(flag: str, text: str, low: float, high: float) -> tuple[float, ...]:
     return tuple(values)
 
 
-def integers(flag: str, text: str, least: int = 1) -> list[int]:
+def integers(flag: str, text: str, least: int = 1, most: int | None = None) -> list[int]:
     """Parse a comma-separated list of whole numbers, sorted, once each.
 
     Raises:
-        UserError: not whole numbers, below `least`, or none.
+        UserError: not whole numbers, below `least`, above `most`, or none.
     """
-    return sorted(set(cli.numbers(flag, text, int, least=least)))
+    return sorted(set(cli.numbers(flag, text, int, least=least, most=most)))
 
 
 def words(flag: str, text: str, known: Sequence[str]) -> list[str]:
@@ -102,14 +138,14 @@ def words(flag: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def positive(args: Any, *names: str) -> None:
-    """Refuse arguments that are not above zero, by their flag (None passes).
+    """Refuse arguments that are not finite and above zero, by their flag (None passes).
 
     Raises:
         UserError: one is not.
     """
     for name in names:
         value = getattr(args, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} must be positive, not {value}")
 
 

@@ -115,17 +115,29 @@ def train(
     *,
     desc: str,
     after: Callable[[int], None] | None = None,
-) -> None:
-    """Train all members in place.
+    tolerant: bool = False,
+) -> dict[int, int]:
+    """Train all members in place; return the members that diverged and the step where it showed.
+
+    A member that diverged stays so, and changes nothing for the others.
 
     Args:
         parameters: tensors (E, ...); their `requires_grad` is set here.
         losses: step -> each member's loss (E,) on its own fresh batch.
         after: called after each step (schedules that react to progress).
+        tolerant: go on with the others when a member diverges, instead of raising.
 
     Raises:
-        ArithmeticError: a member's loss is not finite.
+        ArithmeticError: a member's loss, or a weight at the end, is not finite.
     """
+    diverged: dict[int, int] = {}
+
+    def look(finite: Tensor, step: int) -> None:
+        for member in (~finite).nonzero().flatten().tolist():
+            diverged.setdefault(member, step)
+        if diverged and not tolerant:
+            raise ArithmeticError(f"{desc}: a loss is not finite at step {step}")
+
     for p in parameters.values():
         p.requires_grad_(True)
     plain = [
@@ -149,12 +161,13 @@ def train(
         for group in adamw.param_groups:
             group["lr"] = optimizer.lr * schedule.factor(step)
         adamw.step()
-        if step % 50 == 0:
+        if step % 50 == 0 or step == schedule.steps - 1:
             value = loss.detach()
-            if not bool(torch.isfinite(value).all()):
-                raise ArithmeticError(f"{desc}: a loss is not finite at step {step}")
+            look(torch.isfinite(value), step)
             bar.set_postfix(loss=f"{float(value.mean()):.3f}", refresh=False)
         if after is not None:
             after(step)
     for p in parameters.values():
         p.requires_grad_(False)
+        look(torch.isfinite(p).flatten(1).all(1), schedule.steps - 1)  # after the last update
+    return diverged

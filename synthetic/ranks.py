@@ -3,10 +3,14 @@
 Started by torchrun, one process a GPU; without it there is one process and nothing happens.
 Every process builds the same model and draws the same batches, so only gradients travel.
 The first process, the lead, owns the results folder and decides what is left to do.
+
+Small models gain nothing from that: there, several processes do a whole run each (`side_by_side`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,12 +21,17 @@ from torch import distributed as dist
 from torch import nn
 
 from synthetic.sequences import Batch
-from synthetic.sweep import Row, Sweep
+from synthetic.side_by_side import side_by_side
+from synthetic.sweep import Row, Sweep, by_run
 
 T = TypeVar("T")
 
 # Settings that only say which runs to do; a sweep may be continued with others.
 WHICH = ("orders", "parts", "models", "offsets", "seeds")
+
+
+class Diverged(ArithmeticError):
+    """A run's loss is not finite: no weights are left to measure."""
 
 
 class Ranks:
@@ -61,6 +70,14 @@ class Ranks:
                 p.grad = torch.zeros_like(p)
             dist.all_reduce(p.grad)
 
+    def total(self, value: float) -> float:
+        """Return the sum of every process's value."""
+        if self.count == 1:
+            return value
+        held = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(held)
+        return float(held)
+
     def agree(self, value: T) -> T:
         """Return the lead's value in every process."""
         if self.count == 1:
@@ -83,23 +100,59 @@ def fill(
     execute: Callable[[Any, Ranks], Row],
     finish: Callable[[Sweep], None],
     device: str,
+    *,
+    processes: int = 1,
+    partial: Path | None = None,
 ) -> None:
     """Do the runs that a results folder lacks, then finish it.
 
+    A run whose training diverges has a row too, with `failed` and no measures: the sweep can
+    be finished, and started again it would diverge again.
+
     Args:
-        runs: objects with a `key()`, the fields of their rows that name them.
+        runs: objects with a `key()`, the fields of their rows that name them, and a `label()`.
+        execute: picklable where `processes` is above 1.
         finish: writes summary and figure; called in the lead alone.
+        processes: runs at a time, each in a process with as many threads as this one.
+        partial: where `execute` keeps an unfinished run; removed once the run's row is on disk.
+
+    Raises:
+        UserError: the folder cannot be continued, or one of several processes was killed.
     """
     runs, ranks = list(runs), Ranks(device)
     try:
         sweep = Sweep(out, experiment, config, free=WHICH) if ranks.lead else None
-        missing = [r for r in runs if not (sweep and sweep.has(**r.key()))]
-        for run in ranks.agree(missing):
-            row = execute(run, ranks)
+        with sweep or contextlib.nullcontext():
+            if sweep is not None and runs:
+                by_run(sweep.rows, list(runs[0].key()), sweep.path)
+            missing = [r for r in runs if not (sweep and sweep.has(**r.key()))]
+            if sweep is not None and min(processes, len(missing)) > 1:
+                one = functools.partial(_in_worker, execute, device)
+                side_by_side(one, missing, sweep.add, sweep, processes=processes)
+            else:
+                for run in ranks.agree(missing):
+                    row = _execute(execute, run, ranks)
+                    if sweep is not None:
+                        sweep.add(row)
+                        _remove(partial)
             if sweep is not None:
-                sweep.add(row)
-        if sweep is not None:
-            with sweep:
+                _remove(partial)
                 finish(sweep)
     finally:
         ranks.close()
+
+
+def _remove(partial: Path | None) -> None:
+    if partial is not None:
+        partial.unlink(missing_ok=True)
+
+
+def _execute(execute: Callable[[Any, Ranks], Row], run: Any, ranks: Ranks) -> Row:
+    try:
+        return execute(run, ranks)
+    except Diverged as e:
+        return {**run.key(), "failed": str(e)}
+
+
+def _in_worker(execute: Callable[[Any, Ranks], Row], device: str, run: Any) -> Row:
+    return _execute(execute, run, Ranks(device))

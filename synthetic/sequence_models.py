@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gatewright import gates
@@ -184,32 +185,38 @@ def _recorded_dt(model: nn.Module) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
-@torch.no_grad()
-def gate_state(model: nn.Module, batch: Batch) -> dict[str, np.ndarray]:
-    """Return every head's alpha, with the step of a zero input and with the measured mean step.
+@dataclasses.dataclass(frozen=True)
+class Gates:
+    """Every head's decay per token and effective length in tokens, (layers * heads,) each."""
 
-    Keys `weights` and `data`, each (layers * heads,).
-    """
+    alpha: NDArray[np.float64]
+    tau: NDArray[np.float64]
+
+
+@torch.no_grad()
+def gate_state(model: nn.Module, batch: Batch) -> dict[str, Gates]:
+    """Return the gates with the step of a zero input (`weights`) and the measured mean (`data`)."""
     with _recorded_dt(model) as steps:
         hidden(model, batch)
     A_log = torch.cat([m.A_log.detach().float().cpu() for m in mixers(model)]).double().numpy()
     dt_bias = torch.cat([m.dt_bias.detach().float().cpu() for m in mixers(model)]).double().numpy()
     measured = torch.cat([s.cpu() for s in steps]).double().numpy()
     return {
-        "weights": gates.alpha(A_log, gates.dt_from_weights(dt_bias)),
-        "data": gates.alpha(A_log, measured),
+        source: Gates(gates.alpha(A_log, dt), gates.tau_from_dt(A_log, dt))
+        for source, dt in (("weights", gates.dt_from_weights(dt_bias)), ("data", measured))
     }
 
 
-def drift(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> dict[str, float]:
+def drift(before: dict[str, Gates], after: dict[str, Gates]) -> dict[str, float]:
     """Return the gate drift table's row: median tau before and after, median |delta alpha|.
 
-    `tau = -1 / log(alpha)` (paper, appendix "How representative is a static gate?").
+    `tau = -1 / log(alpha)` (paper, appendix "How representative is a static gate?"), finite also
+    where alpha rounds to 1.
     """
     out: dict[str, float] = {}
     for source in ("weights", "data"):
         a, b = before[source], after[source]
-        out[f"tau_initial_{source}"] = float(np.median(-1 / np.log(a)))
-        out[f"tau_final_{source}"] = float(np.median(-1 / np.log(b)))
-        out[f"delta_alpha_{source}"] = float(np.median(np.abs(b - a)))
+        out[f"tau_initial_{source}"] = float(np.median(a.tau))
+        out[f"tau_final_{source}"] = float(np.median(b.tau))
+        out[f"delta_alpha_{source}"] = float(np.median(np.abs(b.alpha - a.alpha)))
     return out

@@ -9,6 +9,7 @@ out/manifest.json   last: without it the folder is unfinished and may be resumed
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -51,33 +52,55 @@ class Sweep:
         self.out = Path(out)
         self.experiment = experiment
         self.config = json.loads(json.dumps({"experiment": experiment, **config}, default=str))
-        if (self.out / artifact.MANIFEST).exists():
-            raise UserError(f"--out {out} is already finished: remove it or choose another folder")
-        if self.out.exists() and not self.out.is_dir():
-            raise UserError(f"--out {out} is a file: choose a folder")
-        config_path = self.out / "config.json"
-        if config_path.exists():
-            self._check_same(config_path, set(free))
-            artifact.write_json(config_path, self.config)
-        elif self.out.exists() and any(self.out.iterdir()):
-            raise UserError(f"--out {out} holds other files: choose a new or empty folder")
-        else:
-            try:
-                self.out.mkdir(parents=True, exist_ok=True)
-            except OSError as e:
-                raise UserError(f"--out {out}: cannot create it ({e.strerror})") from e
-            artifact.write_json(config_path, self.config)
         self.path = self.out / "results.jsonl"
-        self.rows: list[Row] = _complete_rows(self.path)
+        try:
+            self._open_folder(set(free))
+            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+            self._lock()
+            artifact.write_json(self.out / "config.json", self.config)
+            _cut_broken_line(self.path)
+            self.rows = whole_rows(self.path)
+        except OSError as e:
+            raise UserError(f"--out {out}: cannot create or write it ({e.strerror})") from e
         self.resumed = bool(self.rows)
         self._start = time.monotonic()
-        self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def _open_folder(self, free: set[str]) -> None:
+        out, config_path = self.out, self.out / "config.json"
+        if (out / artifact.MANIFEST).exists():
+            raise UserError(f"--out {out} is already finished: remove it or choose another folder")
+        if out.exists() and not out.is_dir():
+            raise UserError(f"--out {out} is a file: choose a folder")
+        if config_path.exists():
+            self._check_same(config_path, free)
+        elif out.exists() and any(out.iterdir()):
+            raise UserError(f"--out {out} holds other files: choose a new or empty folder")
+        else:
+            out.mkdir(parents=True, exist_ok=True)
+            artifact.write_json(config_path, self.config)
+
+    def _lock(self) -> None:
+        """Keep other processes out until this one closes the rows or ends, however it ends."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            self._file.close()
+            raise UserError(
+                f"--out {self.out}: another process is writing there: wait for it or choose "
+                "another folder"
+            ) from e
+        except OSError:
+            pass  # this file system has no locks
 
     def _check_same(self, path: Path, free: set[str]) -> None:
         try:
             found = json.loads(path.read_text())
-        except json.JSONDecodeError as e:
+        except ValueError as e:  # not JSON, or not text
             raise UserError(f"{path}: is damaged; remove the folder") from e
+        if not isinstance(found, dict) or "experiment" not in found:
+            raise UserError(
+                f"--out {self.out} holds another program's files: choose a new or empty folder"
+            )
         for name in sorted({*found, *self.config} - free):
             if found.get(name) != self.config.get(name):
                 raise UserError(
@@ -111,9 +134,9 @@ class Sweep:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json and, last, the manifest."""
-        self._file.close()
         artifact.write_json(self.out / "summary.json", dict(summary))
         artifact.finish(self.out, kind="synthetic", config=self.config)
+        self._file.close()
 
     def __enter__(self) -> Sweep:
         return self
@@ -138,19 +161,56 @@ def _rounded(value: Any) -> Any:
     return value
 
 
-def _complete_rows(path: Path) -> list[Row]:
-    """Return the whole rows of a results file and cut off a last line that a crash broke."""
-    if not path.exists():
-        return []
+def _cut_broken_line(path: Path) -> None:
+    """Cut off a last line that a crash broke."""
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
+    whole = data.rfind(b"\n") + 1
+    if whole != len(data):
         with open(path, "r+b") as f:
-            f.truncate(len(whole))
-    try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except json.JSONDecodeError as e:
-        raise UserError(f"{path}: has a damaged line ({e}); remove the folder") from e
+            f.truncate(whole)
+
+
+def whole_rows(path: Path) -> list[Row]:
+    """Return the rows of a results file.
+
+    Raises:
+        UserError: a line is no JSON object, or the last one was cut short.
+    """
+    data = path.read_bytes()
+    rows: list[Row] = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as e:  # not JSON, or not text
+            raise UserError(f"{path}: line {number} is damaged ({e}); remove the folder") from e
+        if not isinstance(row, dict):
+            raise UserError(f"{path}: line {number} is no row of results; remove the folder")
+        rows.append(row)
+    if data and not data.endswith(b"\n"):
+        raise UserError(f"{path}: its last line was cut short; make or copy the folder again")
+    return rows
+
+
+def by_run(rows: Iterable[Row], names: Sequence[str], path: Path) -> dict[str, Row]:
+    """Return rows by the run they are of, in words.
+
+    Args:
+        names: the fields of a row that name its run.
+        path: the file they are from, for error messages.
+
+    Raises:
+        UserError: a row lacks one, or two rows are of one run.
+    """
+    found: dict[str, Row] = {}
+    for number, row in enumerate(rows, 1):
+        lacking = [n for n in names if n not in row]
+        if lacking:
+            raise UserError(f"{path}: line {number} has no {lacking[0]}; remove the folder")
+        name = " ".join(str(row[n]) for n in names)
+        if name in found:
+            raise UserError(f"{path}: line {number} repeats the run {name}; remove one of the two")
+        found[name] = row
+    return found
 
 
 def verdict(claim: str, holds: bool, number: float | None, detail: str) -> dict[str, Any]:
@@ -164,51 +224,3 @@ def print_verdicts(verdicts: Iterable[Mapping[str, Any]]) -> None:
         mark = "holds        " if v["holds"] else "does not hold"
         number = "" if v["number"] is None else f" [{v['number']:.4g}]"
         print(f"{mark}  {v['claim']}{number}: {v['detail']}")
-
-
-def gathered(
-    folders: Iterable[Path],
-    out: Path,
-    experiment: str,
-    names: Sequence[str],
-    *,
-    replace: bool = False,
-) -> Sweep:
-    """Return a new sweep that holds the rows of finished folders of one experiment.
-
-    Its configuration is what theirs have in common.
-
-    Args:
-        names: the fields of a row that name its run.
-        replace: of a run that several folders hold, take the last one's row.
-
-    Raises:
-        UserError: a folder is unfinished, of another experiment or size, or repeats a run.
-    """
-    rows: list[Row] = []
-    configs = []
-    folders = list(folders)
-    for folder in folders:
-        manifest = artifact.read_manifest(folder, "synthetic", flag="--runs")
-        config = manifest["config"]
-        if config.get("experiment") != experiment:
-            raise UserError(f"--runs {folder}: holds {config.get('experiment')}, not {experiment}")
-        configs.append(config)
-        rows += _complete_rows(folder / "results.jsonl")
-    named: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        name = tuple(row[n] for n in names)
-        if name in named and not replace:
-            raise UserError(
-                f"--runs: repeats the run {' '.join(map(str, name))}; name folders with different "
-                "runs, or give --replace to take the last folder's"
-            )
-        named[name] = row
-    sizes = sorted({str(c.get("size")) for c in configs})
-    if len(sizes) > 1:
-        raise UserError(f"--runs: mixes the sizes {', '.join(sizes)}")
-    shared = {k: v for k, v in configs[0].items() if all(c.get(k) == v for c in configs)}
-    sweep = Sweep(out, experiment, {**shared, "gathered": [str(f) for f in folders]})
-    if not sweep.resumed:
-        sweep.add_all(named.values())
-    return sweep

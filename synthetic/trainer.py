@@ -7,9 +7,10 @@ step of the small Mamba-2 costs the same CPU time per token at 1,000 tokens as a
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from gatewright.runlog import progress
 from synthetic import sequence_models
 from synthetic.ensemble import Schedule
-from synthetic.ranks import Ranks
+from synthetic.ranks import Diverged, Ranks
 from synthetic.sequences import Batch
 
 # What a gate is made of, and vectors, take no weight decay; neither do norms and biases.
@@ -141,6 +142,7 @@ def train(
     desc: str,
     ranks: Ranks | None = None,
     checkpoint: Path | None = None,
+    name: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 600.0,
 ) -> Trained:
     """Train a model in place.
@@ -150,25 +152,26 @@ def train(
         evaluate: step -> metrics, called every `eval_every` steps and at the end.
         stop: ends the run when it is true of an evaluation.
         ranks: the processes among which batches are split.
-        checkpoint: a file to resume from and to renew every `checkpoint_seconds`; removed at
-            the end.
+        checkpoint: a file to resume from and to renew every `checkpoint_seconds` and at the end.
+            It stays: the run's evaluation may yet be killed.
+        name: the run's, written into `checkpoint`; another run's file is not resumed from.
 
     Raises:
-        ArithmeticError: the loss is not finite.
+        Diverged: the loss is not finite.
     """
     ranks = ranks or Ranks()
     found, schedule = optimizers(model, recipe), recipe.schedule()
-    done = Trained([], 0, 0.0, 0.0)
-    if checkpoint is not None and checkpoint.exists():
-        state = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    done, ended = Trained([], 0, 0.0, 0.0), False
+    state = _saved(checkpoint, name)
+    if state is not None:
         model.load_state_dict(state["model"])
         for optimizer, s in zip(found, state["optimizers"], strict=True):
             optimizer.load_state_dict(s)
-        done = Trained(**state["done"])
+        done, ended = Trained(**state["done"]), state["ended"]
     base, start, saved = done.cpu_seconds, time.process_time(), time.monotonic()
     model.train()
     losses: list[float] = []
-    steps = range(done.steps, recipe.steps)
+    steps = range(done.steps, done.steps if ended else recipe.steps)
     bar = progress(steps, desc=desc, unit="step", disable=not ranks.lead)
     for step in bar:
         before = time.process_time()
@@ -186,10 +189,10 @@ def train(
         done.steps = step + 1
         if done.steps % recipe.eval_every and done.steps != recipe.steps:
             continue
-        loss = sum(losses) / len(losses)
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise ArithmeticError(f"{desc}: the loss is not finite before step {done.steps}")
-        losses = []  # of several processes, the lead's part
+        loss = ranks.total(sum(losses) / len(losses))  # each process has its part's share
+        if not math.isfinite(loss):
+            raise Diverged(f"{desc}: the loss is not finite before step {done.steps}")
+        losses = []
         done.curve.append({"step": done.steps, "loss": loss, **evaluate(done.steps)})
         bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
         done.cpu_seconds = base + time.process_time() - start
@@ -199,17 +202,38 @@ def train(
         if checkpoint is None or not ranks.lead:
             continue
         if time.monotonic() - saved > checkpoint_seconds:
-            _save(checkpoint, model, found, done)
+            _save(checkpoint, name, model, found, done)
             saved = time.monotonic()
     bar.close()
     model.eval()
-    if checkpoint is not None and ranks.lead:
-        checkpoint.unlink(missing_ok=True)
+    if checkpoint is not None and ranks.lead and len(steps):
+        _save(checkpoint, name, model, found, done, ended=True)
     return done
 
 
-def _save(path: Path, model: nn.Module, found: list[torch.optim.Optimizer], done: Trained) -> None:
+def _saved(path: Path | None, name: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return what `_save` kept of the run of this name, if anything."""
+    if path is None:
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:  # or the lead has just removed the last run's
+        return None
+    return state if state.get("name") == dict(name or {}) else None
+
+
+def _save(
+    path: Path,
+    name: Mapping[str, Any] | None,
+    model: nn.Module,
+    found: list[torch.optim.Optimizer],
+    done: Trained,
+    *,
+    ended: bool = False,
+) -> None:
     state = {
+        "name": dict(name or {}),
+        "ended": ended,
         "model": model.state_dict(),
         "optimizers": [o.state_dict() for o in found],
         "done": dataclasses.asdict(done),

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gatewright.errors import UserError
-from synthetic.arguments import dispatch, integers, positive, words
-from synthetic.sweep import Sweep, print_verdicts
+from synthetic.arguments import dispatch, integers, words
+from synthetic.capacity import flags
+from synthetic.sweep import Row, Sweep, print_verdicts
 
 PROG = "python -m synthetic.capacity"
 
@@ -72,7 +73,8 @@ class TrainArgs:
     facts: int = 16
     """Key-value pairs in a context."""
     length: int | None = None
-    """Sequence length in tokens; default 4 facts (MQAR) or 2 facts + 1 (AR)."""
+    """Sequence length in tokens; default 4 facts (MQAR, the law's a = 5/4 is for this length) or
+    2 facts + 1 (AR, which has no other)."""
     seeds: int = 3
     """Seeds, trained together."""
     steps: int = 2000
@@ -84,9 +86,11 @@ class TrainArgs:
     conv: bool = True
     """With the width-2 convolution (linear only)."""
     curve: str = ""
-    """Numbers of facts, comma-separated, at which to measure the trained model as it is."""
+    """Numbers of facts, comma-separated, at which to measure the trained model as it is, each at
+    the default length."""
     retrain: bool = False
-    """Also train fresh models, one seed each, at every number of facts of --curve."""
+    """Also train a fresh model at every other number of facts of --curve, in turn, one seed each:
+    the law describes models trained at the load."""
     save: bool = False
     """Keep seed 0's weights in OUT/checkpoint, for tools.plan_recall."""
     threads: int = 2
@@ -117,54 +121,50 @@ LISTS = ("parts", "tasks", "d", "n", "stacks", "heads", "heads_n")
 """Flags of `grid` that only say which rows to make: a stopped sweep may go on with others."""
 
 
-def stacks_of(text: str) -> list[tuple[int, int]]:
-    """Parse `2x4,...` into (layers, N) pairs.
-
-    Raises:
-        UserError: anything else.
-    """
-    pairs = [tuple(item.strip().split("x")) for item in text.split(",") if item.strip()]
-    if not pairs or not all(len(p) == 2 and all(x.isdigit() and int(x) for x in p) for p in pairs):
-        raise UserError(f"--stacks {text}: give layers x N, for example 1x12,2x6")
-    return [(int(layers), int(n)) for layers, n in pairs]
-
-
 def grid(args: GridArgs) -> None:
     """Predicted against trained accuracy over the D x N grid, layers, heads, operators."""
     parts = words("--parts", args.parts, ("cells", "ablation", "layers", "heads"))
     names: Any = words("--tasks", args.tasks, ("ar", "mqar"))
     ds, ns = integers("--d", args.d), integers("--n", args.n)
-    heads_n, stacks = integers("--heads-n", args.heads_n), stacks_of(args.stacks)
-    heads = integers("--heads", args.heads, least=2)
-    positive(args, "steps", "seeds", "sequences", "threads", "facts", "pattern_facts", "pattern_d")
-    for count in heads:
+    heads_n, heads = integers("--heads-n", args.heads_n), integers("--heads", args.heads, least=2)
+    flags.counts(args, "steps", "seeds", "sequences", "facts", "pattern_facts", "pattern_d")
+    stacks = flags.pairs("--stacks", args.stacks, "x", "layers x N, for example 1x12,2x6")
+    for count in heads if "heads" in parts else []:
         if 2 * args.pattern_d % count:
             raise UserError(f"--heads {count}: must divide twice --pattern-d {args.pattern_d}")
+    if {"cells", "ablation"} & set(parts):
+        where = f"--vocab {args.vocab} --facts {args.facts}"
+        length = flags.task(where, "mqar", args.vocab, args.facts).length
+        flags.fits(f"{where} --d --n", args.vocab, ds[-1], ns[-1], length, args.seeds)
+    if {"layers", "heads"} & set(parts):
+        where = f"--pattern-vocab {args.pattern_vocab} --pattern-facts {args.pattern_facts}"
+        length = flags.task(where, "mqar", args.pattern_vocab, args.pattern_facts).length
+        slots = [x * n for x, n in stacks if "layers" in parts]
+        slots += [x * n for x in heads for n in heads_n if "heads" in parts]
+        where += " --pattern-d --stacks --heads --heads-n"
+        flags.fits(where, args.pattern_vocab, args.pattern_d, max(slots), length, args.seeds)
 
     import torch
 
-    from synthetic.capacity import figure, report, runs, tasks
+    from synthetic.capacity import figure, report, runs
 
     torch.set_num_threads(args.threads)
-    try:
-        tasks.make("mqar", args.vocab, args.facts)
-        tasks.make("mqar", args.pattern_vocab, args.pattern_facts)
-    except ValueError as e:
-        raise UserError(str(e)) from e
     m = runs.Measure(args.steps, args.seeds, args.sequences)
     pattern = (args.pattern_vocab, args.pattern_facts, args.pattern_d)
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     with Sweep(args.out, "capacity grid", config, free=LISTS) as sweep:
+        # Only what was asked for: a resumed folder may hold more, made with other lists.
+        rows: list[Row] = []
         if "cells" in parts:
-            runs.run_cells(sweep, names, args.vocab, args.facts, ds, ns, m)
+            rows += runs.run_cells(sweep, names, args.vocab, args.facts, ds, ns, m)
         if "ablation" in parts:
             d, n = ds[len(ds) // 2], ns[len(ns) // 2]
-            runs.run_ablation(sweep, names, args.vocab, args.facts, d, n, m)
+            rows += runs.run_ablation(sweep, names, args.vocab, args.facts, d, n, m)
         if "layers" in parts:
-            runs.run_stacks(sweep, *pattern, stacks, m)
+            rows += runs.run_stacks(sweep, *pattern, stacks, m)
         if "heads" in parts:
-            runs.run_heads(sweep, *pattern, heads_n, heads, m)
-        summary, verdicts = report.summarise_grid(sweep.rows, "cell", "linear")
+            rows += runs.run_heads(sweep, *pattern, heads_n, heads, m)
+        summary, verdicts = report.summarise_grid(rows, "cell", "linear")
         lines = report.form_lines(summary)
         for name, part in (
             ("inside", report.summarise_inside),
@@ -172,7 +172,7 @@ def grid(args: GridArgs) -> None:
             ("layers", report.summarise_layers),
             ("heads", report.summarise_heads),
         ):
-            summary[name], more = part(sweep.rows)
+            summary[name], more = part(rows)
             verdicts += more
         figure.draw_grid(args.out, summary, "grid", "trained linear")
         summary["seconds"] = sweep.seconds()
@@ -183,25 +183,36 @@ def grid(args: GridArgs) -> None:
 
 def train(args: TrainArgs) -> None:
     """Train one cell and print its accuracy beside the law."""
-    positive(args, "steps", "seeds", "sequences", "threads", "facts", "d", "n")
+    flags.counts(args, "steps", "seeds", "sequences", "facts", "d", "n")
     curve = integers("--curve", args.curve) if args.curve else []
     if args.model == "full" and (curve or args.save or not args.conv):
         raise UserError("--curve, --save and --no-conv are for --model linear")
     if args.retrain and not curve:
         raise UserError("--retrain trains at the numbers of facts of --curve: give some")
+    if not args.conv and (curve or args.save):
+        raise UserError(
+            "--no-conv: the law describes no model without the convolution, and such a checkpoint "
+            "would not say so; leave out --curve and --save"
+        )
+    if args.length is not None and curve:
+        raise UserError("--curve measures every load at its default length: leave out --length")
+    where = f"--vocab {args.vocab} --facts {args.facts}"
+    where += "" if args.length is None else f" --length {args.length}"
+    task = flags.task(where, args.task, args.vocab, args.facts, args.length)
+    longer = [
+        flags.task(f"--vocab {args.vocab} --curve {f}", args.task, args.vocab, f) for f in curve
+    ]
+    longest = max(t.length for t in (task, *longer))
+    where += f" --d {args.d} --n {args.n} --seeds {args.seeds}"
+    flags.fits(where, args.vocab, args.d, args.n, longest, args.seeds)
 
     import numpy as np
     import torch
 
     from gatewright import recall_law
-    from synthetic.capacity import figure, full_mamba, linear_mamba, report, runs, tasks
+    from synthetic.capacity import figure, full_mamba, linear_mamba, report, runs
 
     torch.set_num_threads(args.threads)
-    try:
-        task = tasks.make(args.task, args.vocab, args.facts, args.length)
-        longer = [tasks.make(args.task, args.vocab, f) for f in curve]
-    except ValueError as e:
-        raise UserError(str(e)) from e
     seeds = list(range(args.seeds))
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     state = recall_law.State(args.d, args.n, 1, args.vocab, args.model, args.task)
@@ -229,9 +240,9 @@ def train(args: TrainArgs) -> None:
                 summary["inside"] = runs.look_inside(p, 0, task, args.sequences)
             if args.save:
                 runs.save_checkpoint(p, 0, task, settings, args.out / "checkpoint")
-            summary["curve"] = runs.curve(
-                sweep, p, one, longer, args.steps, args.sequences, args.retrain
-            )
+            if args.retrain:
+                runs.retrain(sweep, one, task, found[0], longer, args.steps, args.sequences)
+            summary["curve"] = runs.curve(sweep, p, longer, args.sequences, args.retrain)
             for point in summary["curve"]:
                 point["law"] = state.recall(point["facts"], args.task)
         if not sweep.has(part="cell"):
@@ -240,22 +251,28 @@ def train(args: TrainArgs) -> None:
                 for i, x in enumerate(found)
             )
         points = summary.get("curve", [])
+        forms = report.predictions(settings, args.model) if args.conv else None
+        as_usual = args.conv and args.length is None  # the length that the law's a is for
         summary |= {
             "accuracy": float(np.mean(found)),
             "accuracy_seeds": found,
-            "law": state.recall(args.facts, args.task),
-            "law_forms": report.predictions(settings, args.model),
+            "law": forms[report.MAIN] if forms else None,
+            "law_forms": forms,
             "measured_facts_at_half": report.facts_at_half(points, "accuracy"),
             "retrained_facts_at_half": report.facts_at_half(points, "retrained"),
-            "predicted_facts_at_half": state.facts_at(0.5, args.task),
+            "predicted_facts_at_half": state.facts_at(0.5, args.task) if as_usual else None,
             "seconds": sweep.seconds(),
         }
         if points:
             figure.draw_curve(args.out, summary)
         sweep.finish(summary)
+    told = (
+        "the law describes no model without the convolution"
+        if summary["law"] is None
+        else f"the law predicts {summary['law']:.3f}"
+    )
     print(
-        f"recall {summary['accuracy']:.3f} (seeds {', '.join(f'{x:.3f}' for x in found)}); "
-        f"the law predicts {summary['law']:.3f}"
+        f"recall {summary['accuracy']:.3f} (seeds {', '.join(f'{x:.3f}' for x in found)}); {told}"
     )
     if points:
         print(
@@ -275,13 +292,12 @@ def train(args: TrainArgs) -> None:
 def designed(args: DesignedArgs) -> None:
     """The untrained circuits against the law, and theorem 3.1's perfect recall."""
     ds, ns = integers("--d", args.d), integers("--n", args.n)
-    positive(args, "draws", "sequences", "threads")
-    regimes = []
-    for item in args.regimes.split(","):
-        parts = item.split(":")
-        if len(parts) != 2 or not all(p.strip().isdigit() for p in parts):
-            raise UserError(f"--regimes {item}: give vocabulary:facts, for example 512:16")
-        regimes.append((int(parts[0]), int(parts[1])))
+    flags.counts(args, "draws", "sequences")
+    regimes = flags.pairs("--regimes", args.regimes, ":", "vocabulary:facts, for example 512:16")
+    for vocab, facts in regimes:
+        where = f"--regimes {vocab}:{facts}"
+        length = flags.task(where, "mqar", vocab, facts).length
+        flags.fits(f"{where} --d --n", vocab, ds[-1], ns[-1], length)
 
     import torch
 
@@ -290,11 +306,6 @@ def designed(args: DesignedArgs) -> None:
     from synthetic.sweep import verdict
 
     torch.set_num_threads(args.threads)
-    try:
-        for vocab, facts in regimes:
-            tasks.make("mqar", vocab, facts)
-    except ValueError as e:
-        raise UserError(f"--regimes: {e}") from e
     config = {k: v for k, v in vars(args).items() if k not in ("out", "threads")}
     with Sweep(args.out, "capacity designed", config) as sweep:
         runs.run_designed(sweep, regimes, ds, ns, args.draws, args.sequences)

@@ -1,6 +1,7 @@
 """The capacity experiments: cells of the grid, layers, heads, a look inside, the circuits.
 
-Each `run_*` adds the missing rows of one part to a sweep; `report` turns them into numbers.
+Each `run_*` adds the missing rows of one part to a sweep and returns all that were asked for;
+`report` turns them into numbers.
 """
 
 from __future__ import annotations
@@ -56,47 +57,64 @@ def run_cells(
     ds: Sequence[int],
     ns: Sequence[int],
     m: Measure,
-) -> None:
+) -> list[Row]:
     """Train linear models over the D x N grid, the seeds of a cell together; look inside each."""
     cells = [(t, d, n) for t in names for d in ds for n in ns]
+    asked: list[Row] = []
     for name, d, n in progress(cells, desc="capacity grid", unit="cell"):
         task = tasks.make(name, vocab, facts)
         settings = {"task": name, "vocab": vocab, "facts": facts, "d": d, "n": n}
-        if sweep.has(part="cell", **settings):
+        if not sweep.has(part="cell", **settings):
+            sizes = [linear_mamba.Size(vocab, d, n)] * m.seeds
+            p = linear_mamba.train(sizes, m.members, task, m.steps, f"{name} D={d} N={n}")
+            rows = _rows("cell", settings, m, linear_mamba.accuracy(p, task, m.sequences))
+            for row, seed in zip(rows, m.members, strict=True):
+                row["inside"] = look_inside(p, seed, task, m.sequences)
+            sweep.add_all(rows)
+        asked += sweep.select(part="cell", **settings)
+    return asked
+
+
+def retrain(
+    sweep: Sweep,
+    size: linear_mamba.Size,
+    trained: tasks.Task,
+    accuracy: float,
+    loads: Sequence[tasks.Task],
+    steps: int,
+    sequences: int,
+) -> None:
+    """Train seed 0 afresh at every load; at `trained` it already was, and recalled `accuracy`.
+
+    The law describes a model that was trained at the load; one trained at another has
+    embeddings that were never asked to be as orthogonal.
+    """
+    for task in progress(loads, desc="trained at each load", unit="load"):
+        own = {"part": "retrained", "facts": task.facts}
+        if sweep.has(**own):
             continue
-        sizes = [linear_mamba.Size(vocab, d, n)] * m.seeds
-        p = linear_mamba.train(sizes, m.members, task, m.steps, f"{name} D={d} N={n}")
-        rows = _rows("cell", settings, m, linear_mamba.accuracy(p, task, m.sequences))
-        for row, seed in zip(rows, m.members, strict=True):
-            row["inside"] = look_inside(p, seed, task, m.sequences)
-        sweep.add_all(rows)
+        if task == trained:
+            sweep.add({**own, "accuracy": accuracy})
+            continue
+        fresh = linear_mamba.train([size], [0], task, steps, f"{task.facts} facts")
+        sweep.add({**own, "accuracy": linear_mamba.accuracy(fresh, task, sequences)[0]})
 
 
 def curve(
     sweep: Sweep,
     p: Parameters,
-    size: linear_mamba.Size,
     loads: Sequence[tasks.Task],
-    steps: int,
     sequences: int,
-    retrain: bool,
+    retrained: bool,
 ) -> list[Row]:
-    """Measure recall at other numbers of facts: of models as they are, and of fresh ones.
-
-    The law describes a model that was trained at the load; one trained at another has
-    embeddings that were never asked to be as orthogonal.
-    """
+    """Measure recall at other numbers of facts: of models as they are, beside fresh ones."""
     points = []
     for task in loads:
-        count = max(1, sequences // task.queries)  # about as many queries at every load
-        found = linear_mamba.accuracy(p, task, count)
+        found = linear_mamba.accuracy(p, task, sequences)
         point: Row = {"facts": task.facts, "accuracy": sum(found) / len(found)}
-        if retrain:
-            own = {"part": "retrained", "facts": task.facts}
-            if not sweep.has(**own):
-                fresh = linear_mamba.train([size], [0], task, steps, f"{task.facts} facts")
-                sweep.add({**own, "accuracy": linear_mamba.accuracy(fresh, task, count)[0]})
-            point["retrained"] = sweep.select(**own)[0]["accuracy"]
+        if retrained:
+            own = sweep.select(part="retrained", facts=task.facts)
+            point["retrained"] = own[0]["accuracy"]
         points.append(point)
     return points
 
@@ -109,17 +127,19 @@ def run_ablation(
     d: int,
     n: int,
     m: Measure,
-) -> None:
+) -> list[Row]:
     """Train one cell from scratch without the convolution."""
+    asked: list[Row] = []
     for name in names:
         task = tasks.make(name, vocab, facts)
         settings = {"task": name, "vocab": vocab, "facts": facts, "d": d, "n": n}
-        if sweep.has(part="ablation", **settings):
-            continue
-        sizes = [linear_mamba.Size(vocab, d, n, conv=False)] * m.seeds
-        p = linear_mamba.train(sizes, m.members, task, m.steps, f"{name} without convolution")
-        found = linear_mamba.accuracy(p, task, m.sequences)
-        sweep.add_all(_rows("ablation", settings, m, found))
+        if not sweep.has(part="ablation", **settings):
+            sizes = [linear_mamba.Size(vocab, d, n, conv=False)] * m.seeds
+            p = linear_mamba.train(sizes, m.members, task, m.steps, f"{name} without convolution")
+            found = linear_mamba.accuracy(p, task, m.sequences)
+            sweep.add_all(_rows("ablation", settings, m, found))
+        asked += sweep.select(part="ablation", **settings)
+    return asked
 
 
 def run_stacks(
@@ -129,11 +149,13 @@ def run_stacks(
     d: int,
     stacks: Sequence[tuple[int, int]],
     m: Measure,
-) -> None:
+) -> list[Row]:
     """Train residual stacks of (layers, N): does accuracy depend on layers x N only?"""
+    asked: list[Row] = []
     for layers, n in progress(stacks, desc="layers", unit="stack"):
         size = variants.Size(vocab, d, n, layers=layers)
-        _run_variant(sweep, "layers", size, facts, {"layers": layers}, m)
+        asked += _run_variant(sweep, "layers", size, facts, {"layers": layers}, m)
+    return asked
 
 
 def run_heads(
@@ -144,27 +166,31 @@ def run_heads(
     ns: Sequence[int],
     heads: Sequence[int],
     m: Measure,
-) -> None:
+) -> list[Row]:
     """Train the four ways to share keys, values and queries between heads."""
     cases: list[tuple[variants.Pattern, int]] = [("single", 1)]
     cases += [(p, h) for h in heads for p in ("mha", "mva", "mqa", "mka")]
     cells = [(n, *case) for n in ns for case in cases]
+    asked: list[Row] = []
     for n, pattern, count in progress(cells, desc="heads", unit="cell"):
         size = variants.Size(vocab, d, n, pattern=pattern, heads=count)
-        _run_variant(sweep, "heads", size, facts, {"pattern": pattern, "heads": count}, m)
+        what = {"pattern": pattern, "heads": count}
+        asked += _run_variant(sweep, "heads", size, facts, what, m)
+    return asked
 
 
 def _run_variant(
     sweep: Sweep, part: str, size: variants.Size, facts: int, what: Row, m: Measure
-) -> None:
+) -> list[Row]:
     task = tasks.make("mqar", size.vocab, facts)
     settings = {"task": "mqar", "vocab": size.vocab, "facts": facts, "d": size.d, "n": size.n}
-    if sweep.has(part=part, **settings, **what):
-        return
-    label = " ".join(f"{k} {v}" for k, v in what.items())
-    p = variants.train(size, m.members, task, m.steps, f"{label} N={size.n}")
-    found = variants.accuracy(p, size, task, m.sequences)
-    sweep.add_all(_rows(part, {**settings, **what}, m, found))
+    settings |= what
+    if not sweep.has(part=part, **settings):
+        label = " ".join(f"{k} {v}" for k, v in what.items())
+        p = variants.train(size, m.members, task, m.steps, f"{label} N={size.n}")
+        found = variants.accuracy(p, size, task, m.sequences)
+        sweep.add_all(_rows(part, settings, m, found))
+    return sweep.select(part=part, **settings)
 
 
 def run_designed(

@@ -47,14 +47,14 @@ class Task:
     def __post_init__(self) -> None:
         if self.vocab % 2 or self.facts < 1 or self.facts > self.vocab // 2:
             raise ValueError(
-                f"--vocab {self.vocab} must be even and hold --facts {self.facts} distinct keys "
-                "in one half"
+                f"a vocabulary of {self.vocab} must be even and hold {self.facts} facts' distinct "
+                "keys in one half"
             )
         need = 2 * self.facts + (1 if self.name == "ar" else 2 * self.facts)
         if self.length < need:
-            raise ValueError(f"--length {self.length} is too short: facts and queries take {need}")
+            raise ValueError(f"length {self.length} is too short: facts and queries take {need}")
         if self.name == "ar" and self.length != need:
-            raise ValueError(f"AR ends with its one query: --length must be {need}")
+            raise ValueError(f"AR ends with its one query: the length must be {need}")
 
     @property
     def queries(self) -> int:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from synthetic.arguments import GatedRunArgs, GatherArgs, dispatch, prepared, words
-from synthetic.sweep import Sweep, gathered, print_verdicts
+from synthetic.arguments import (
+    GatedRunArgs,
+    GatherArgs,
+    dispatch,
+    one_at_a_time,
+    prepared,
+    words,
+)
+from synthetic.conclusion import conclude
+from synthetic.sweep import Row, Sweep
 
 PROG = "python -m synthetic.key_value"
+NAMES = ("order", "model", "offset", "seed")  # the fields of a row that name its run
 
 
 @dataclasses.dataclass
@@ -32,27 +43,30 @@ def _run(size: str, args: RunArgs) -> None:
         s = dataclasses.replace(s, offsets=dict.fromkeys(settings.ORDERS, offsets))
     orders = words("--orders", args.orders, settings.ORDERS)
     models = words("--models", args.models, settings.MODELS)
+    partial = args.out / "partial.pt" if size == "paper" else None
+    processes = one_at_a_time(args) if size == "paper" else args.runs_at_a_time()
     config = {"size": size, "orders": orders, "models": models, **dataclasses.asdict(s)}
-    partial = None if size == "small" else args.out / "partial.pt"
     fill(
         args.out,
         "key_value",
         config,
         runs.plan(s, orders, models),  # type: ignore[arg-type]
-        lambda run, ranks: runs.execute(s, run, ranks, checkpoint=partial),
+        functools.partial(runs.execute, s, checkpoint=partial),
         _finish,
         args.device,
+        processes=processes,
+        partial=partial,
     )
 
 
-def _finish(sweep: Sweep) -> None:
+def _conclude(out: Path, rows: list[Row], config: Mapping[str, Any]) -> dict[str, Any]:
     from synthetic.key_value import figure, report
 
-    summary = report.summarise(sweep.rows)
-    figure.draw(sweep.out, sweep.rows, summary)
-    sweep.finish(summary)
-    print_verdicts(summary["verdicts"])
-    print(f"trained for {summary['cpu_seconds'] / 60:.1f} CPU minutes in all")
+    return conclude(out, rows, report.summarise, figure.draw)
+
+
+def _finish(sweep: Sweep) -> None:
+    sweep.finish(_conclude(sweep.out, sweep.rows, sweep.config))
 
 
 def small(args: RunArgs) -> None:
@@ -67,9 +81,11 @@ def paper(args: RunArgs) -> None:
 
 def gather(args: GatherArgs) -> None:
     """Join the runs of several folders, test the claims and draw the figure."""
-    names = ("order", "model", "offset", "seed")
-    with gathered(args.runs, args.out, "key_value", names, replace=args.replace) as sweep:
-        _finish(sweep)
+    from synthetic import gathering
+    from synthetic.key_value import report
+
+    joined = gathering.read(args.runs, "key_value", NAMES, report.fields, replace=args.replace)
+    gathering.write(args.out, joined, _conclude)
 
 
 COMMANDS: dict[str, tuple[Callable[[Any], None], type]] = {

@@ -13,15 +13,27 @@ from synthetic import trends
 from synthetic.key_value.settings import ESCAPE
 from synthetic.sweep import Row, verdict
 
-LEVEL = 0.05  # of significance
+DRIFT = [
+    f"{n}_{s}" for n in ("tau_initial", "tau_final", "delta_alpha") for s in ("weights", "data")
+]
+
+
+def fields(row: Row) -> list[str]:
+    """Return the measures that the row of a run must have."""
+    found = ["accuracy", "escape_step", "cap_steps", "memory_accuracy", "parameters", "curve"]
+    found += ["cpu_seconds", "data_seconds"]
+    if row["order"] == "best_last":
+        found += ["lengths", "length_accuracy", "length_accuracy_same_queries"]
+    return found + DRIFT * (row["model"] == "mamba2")
 
 
 def groups(rows: list[Row]) -> list[tuple[str, float | None, list[Row]]]:
-    """Return (model, offset, rows) of every setting, weakest gates first, baseline last."""
+    """Return (model, offset, rows by seed) of every setting, weakest gates first, baseline last."""
     keys = sorted(
         {(r["model"], r["offset"]) for r in rows},
         key=lambda k: (k[0] != "mamba2", k[1] if k[1] is not None else 0.0),
     )
+    rows = sorted(rows, key=lambda r: int(r["seed"]))  # runs side by side end in any order
     return [(m, o, [r for r in rows if r["model"] == m and r["offset"] == o]) for m, o in keys]
 
 
@@ -53,10 +65,8 @@ def _settings(rows: list[Row]) -> list[dict[str, Any]]:
             "parameters": runs[0]["parameters"],
         }
         if model == "mamba2":
-            for name in ("tau_initial", "tau_final", "delta_alpha"):
-                for source in ("weights", "data"):
-                    key = f"{name}_{source}"
-                    one[key] = float(np.median([r[key] for r in runs]))
+            for key in DRIFT:
+                one[key] = float(np.median([r[key] for r in runs]))
         if "length_accuracy" in runs[0]:
             one["lengths"] = runs[0]["lengths"]
             for key in ("length_accuracy", "length_accuracy_same_queries"):
@@ -114,7 +124,7 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
             found.append(
                 verdict(
                     f"best-first: {claim}",
-                    trend.p is not None and trend.p < LEVEL,
+                    trend.holds,
                     trend.rho,
                     f"rank correlation with the offset, mean of {trend.blocks} seeds at offsets "
                     f"{', '.join(f'{x:g}' for x in trend.levels)}; {trend.said()}"
@@ -123,14 +133,16 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
             )
         line = fits.get("exp_offset")
         good = line is not None and line["r2"] >= 0.8 and line["slope"] > 0
+        seeds = len({r["seed"] for r in gated})
         found.append(
             verdict(
                 "best-first: the escape time is linear in e^offset (R^2 of at least 0.8)",
-                good,
+                good and seeds >= trends.SEEDS,
                 None if line is None else line["r2"],
                 f"{fits['runs']} runs escaped, {fits['never_escaped']} did not; R^2 on offsets "
                 f"{fits['offsets']}"
-                + ("" if line is None else f"; a line in the offset: {fits['offset']['r2']:.3f}"),
+                + ("" if line is None else f"; a line in the offset: {fits['offset']['r2']:.3f}")
+                + trends.few(seeds),
             )
         )
         strongest = max(r["offset"] for r in gated)
@@ -140,18 +152,20 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         found.append(
             verdict(
                 "best-first: the strongest gates end at what memory alone reaches",
-                all(r["escape_step"] is None for r in stuck) and abs(mean - memory) < 0.1,
+                all(r["escape_step"] is None for r in stuck)
+                and abs(mean - memory) < 0.1
+                and len(stuck) >= trends.SEEDS,
                 mean,
                 f"mean accuracy at offset {strongest:g} after {stuck[0]['cap_steps']} steps; "
                 f"memory alone {memory:.3f}; {sum(r['escape_step'] is not None for r in stuck)} "
-                f"of {len(stuck)} escaped",
+                f"of {len(stuck)} escaped{trends.few(len(stuck))}",
             )
         )
         levels = trends.rises(gated, "offset", "tau_final_weights", falls=True)
         found.append(
             verdict(
                 "the gates' order survives training (median tau by weights)",
-                levels.p is not None and levels.p < LEVEL,
+                levels.holds,
                 levels.rho,
                 f"rank correlation of the final tau with the offset; {levels.said()}",
             )
@@ -162,9 +176,10 @@ def _first(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         found.append(
             verdict(
                 "best-first: the Transformer leaves memory",
-                escaped == len(baseline),
+                escaped == len(baseline) >= trends.SEEDS,
                 float(np.mean([r["accuracy"] for r in baseline])),
-                f"mean accuracy; {escaped} of {len(baseline)} seeds exceeded {ESCAPE}",
+                f"mean accuracy; {escaped} of {len(baseline)} seeds exceeded {ESCAPE}"
+                + trends.few(len(baseline)),
             )
         )
     return {"settings": _settings(rows), "escape": fits, "tests": tests}, found
@@ -205,7 +220,7 @@ def _last(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         found.append(
             verdict(
                 f"best-last: stronger gates generalise to longer contexts ({name})",
-                trend.p is not None and trend.p < LEVEL,
+                trend.holds,
                 trend.rho,
                 detail,
             )
@@ -215,13 +230,16 @@ def _last(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         strongest = max(r["offset"] for r in gated)
         ours = [beyond(r, "length_accuracy") for r in gated if r["offset"] == strongest]
         theirs = [beyond(r, "length_accuracy") for r in baseline]
-        p = permutation_test(ours, theirs)
+        p, seeds = permutation_test(ours, theirs), min(len(ours), len(theirs))
         found.append(
             verdict(
                 "best-last: the strongest gates generalise further than the Transformer",
-                float(np.mean(ours)) > float(np.mean(theirs)) and p < LEVEL,
+                float(np.mean(ours)) > float(np.mean(theirs))
+                and p < trends.LEVEL
+                and seeds >= trends.SEEDS,
                 float(np.mean(ours)) - float(np.mean(theirs)),
-                f"difference of the accuracies beyond the training length, permutation p = {p:.2g}",
+                "difference of the accuracies beyond the training length, permutation "
+                f"p = {p:.2g}{trends.few(seeds)}",
             )
         )
     return {"settings": _settings(rows), "tests": tests}, found

@@ -99,6 +99,7 @@ def execute(
         desc=run.label(),
         ranks=ranks,
         checkpoint=checkpoint,
+        name=run.key(),
     )
     final = evaluation_set(task, entries, task.pairs, s.final_sequences).to(device)
     escaped = [c["step"] for c in done.curve if c["accuracy"] > sizes.ESCAPE]

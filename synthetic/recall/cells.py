@@ -1,15 +1,20 @@
 """The cells, each a function of normalised inputs, all with 1,024 elements of state.
 
-Every cell exists with and without the width-4 causal depthwise convolution ("armed") on its
-interaction projections; SiLU follows either way, as in Mamba-2.  The convolution adds no
+Every recurrent cell exists with and without the width-4 causal depthwise convolution ("armed")
+on its interaction projections; SiLU follows either way, as in Mamba-2.  The convolution adds no
 recurrent state beyond the last three tokens' projections, which the paper does not count.
+Attention, the control, has neither: it is plain softmax attention.
+
+RWKV-7's rank-one term is the summary's equation 3, `S (diag(w) - (a kappa) kappa^T)`: it reads
+with a kappa and writes along kappa.  The published RWKV-7 code has the transpose (it reads with
+kappa and writes along a kappa) and scales k by a as replacement key, which is left out here.
 
 | cell | transition | state |
 |---|---|---|
 | `deltanet` | I - beta k k^T | 32 x 32 |
 | `gated_deltanet` | diag(alpha) (I - beta k k^T), alpha by key channel (as coded) | 32 x 32 |
 | `gated_deltanet_scalar` | the same with one alpha (equation 2 of the summary) | 32 x 32 |
-| `rwkv7` | diag(w) - (a kappa) kappa^T, output gate | 32 x 32 |
+| `rwkv7` | diag(w) - (a kappa) kappa^T (equation 3), output gate | 32 x 32 |
 | `rwkv7_diagonal` | diag(w): the rank-one term set to zero | 32 x 32 |
 | `mamba2` | one decay a head, 8 heads of 8, d_state 16 | 64 x 16 |
 | `attention` | softmax over all tokens: the control, no fixed state | none |
@@ -41,7 +46,7 @@ Name = Literal[
 ]
 NAMES: tuple[str, ...] = get_args(Name)
 CONV_WIDTH = 4
-MAMBA_HEADS, MAMBA_HEAD_DIM, MAMBA_STATE = 8, 8, 16
+MAMBA_HEAD_DIM, MAMBA_STATE = 8, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +72,11 @@ class Cell:
         if self.name == "attention" and (self.conv or self.width % self.heads):
             raise ValueError(
                 "attention is the unarmed control: give --no-conv, and a width its heads divide"
+            )
+        if self.name == "mamba2" and self.inner % MAMBA_HEAD_DIM:
+            raise ValueError(
+                f"--width {self.width}: mamba2 has heads of {MAMBA_HEAD_DIM} in twice the width; "
+                "give a multiple of 4"
             )
 
     @property
@@ -149,12 +159,14 @@ def forward(
     """
     if cell.name == "mamba2":
         return _mamba2(cell, p, x, read)
-    q, k, v = _short_conv(ensemble.linear(x, p["qkv"]), p).chunk(3, dim=-1)
+    qkv = ensemble.linear(x, p["qkv"])
     if cell.name == "attention":
+        q, k, v = qkv.chunk(3, dim=-1)
         if read is not None and not causal:
             q, read = at(q, read), None
         o = _attend(q, k, v, cell.heads, causal)
         return ensemble.linear(at(o, read), p["out_proj"])
+    q, k, v = _short_conv(qkv, p).chunk(3, dim=-1)
     q, k = normalize(q, dim=-1), normalize(k, dim=-1)
     a = b = None
     if cell.name in ("rwkv7", "rwkv7_diagonal"):

@@ -12,10 +12,9 @@ A gated cap belongs to one member: seeds that train together open their own gate
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Name = Literal["none", "uniform", "ramp", "gated"]
-NAMES: tuple[str, ...] = get_args(Name)
 RAMP_END, GATE_ACCURACY, GATE_WINDOW, GATE_STEP = 0.8, 0.6, 25, 1 / 40
 
 

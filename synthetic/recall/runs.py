@@ -3,12 +3,19 @@
 Defaults are the small ones (learning rate 3e-3, batch 128): with the authors' (1e-3, batch
 256, 2,000 + 125 K steps) the same cells need several times the work.  A run measures
 accuracy, the rebinding score and the floors, and marks what bound nothing.
+
+Accuracy, always on fresh sequences in the layout that the arm was trained with and at the full
+gap: MQAR, all queries; S5, all prefix depths; haystack and collision, the LAST query, which
+stands farthest from the table.  Arms trained with several queries are also measured with one
+(`accuracy_one_query`), a layout whose positions they have never seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +26,8 @@ from synthetic.recall import cells, curriculum, model, tasks
 from synthetic.recall.tasks import Batch, Task
 from synthetic.sweep import Row
 
+EVAL_CHUNK = 256
+CURVE_STEPS = 50  # a point of the learning curve is the mean of so many steps
 LOSS_SCALE = 2.0  # the authors' loss is twice the cross-entropy of the masked answer
 
 
@@ -64,7 +73,7 @@ class Arm:
             row |= {"pairs": t.pairs, "layout": t.layout}
         else:
             row |= {"length": t.length}
-        if t.name in ("haystack", "collision"):
+        if t.queries_after_gap:
             row |= {"dense": t.dense}
         return row
 
@@ -87,12 +96,30 @@ def _scored(p: Parameters, arm: Arm, batch: Batch) -> tuple[Tensor, Tensor]:
     return LOSS_SCALE * loss.view(len(out), -1).mean(1), hits.flatten(1).mean(1)
 
 
-def train(arm: Arm, seeds: list[int], desc: str) -> tuple[Parameters, list[float]]:
-    """Train all seeds of an arm; return parameters and the share of the gap each gate opened."""
+@dataclasses.dataclass
+class Trained:
+    """What training leaves.
+
+    Attributes:
+        parameters: of all members, (E, ...).
+        opened: the share of the full gap that each member's gate has reached.
+        curve: each member's mean training accuracy over every CURVE_STEPS steps.
+        diverged: member -> the step at which its loss was seen not to be finite.
+    """
+
+    parameters: Parameters
+    opened: list[float]
+    curve: list[list[float]]
+    diverged: dict[int, int]
+
+
+def train(arm: Arm, seeds: list[int], desc: str) -> Trained:
+    """Train all seeds of an arm together; each as if alone."""
     p = model.initial(arm.size, seeds)
     streams = ensemble.generators(seeds, stream=1)
-    full = arm.task.max_gap if arm.task.name in ("haystack", "collision") else 0
+    full = arm.task.max_gap if arm.task.queries_after_gap else 0
     course = curriculum.Curriculum(arm.curriculum, full, arm.steps, len(seeds))
+    seen: list[list[float]] = []
 
     def losses(step: int) -> Tensor:
         batch = _stack(
@@ -102,82 +129,117 @@ def train(arm: Arm, seeds: list[int], desc: str) -> tuple[Parameters, list[float
             ]
         )
         loss, accuracy = _scored(p, arm, batch)
-        course.observe(accuracy.tolist())
+        seen.append(accuracy.tolist())
+        course.observe(seen[-1])
         return loss
 
-    optimizer = ensemble.AdamW(
-        lr=arm.lr, weight_decay=0.01, clip_norm=1.0, no_decay=("A_log", "dt_bias", "skip")
+    optimizer = ensemble.AdamW(lr=arm.lr, weight_decay=0.01, clip_norm=1.0)
+    schedule = ensemble.Schedule(arm.steps, floor=0.1)
+    diverged = ensemble.train(p, losses, optimizer, schedule, desc=desc, tolerant=True)
+    windows = [seen[i : i + CURVE_STEPS] for i in range(0, len(seen), CURVE_STEPS)]
+    return Trained(
+        p,
+        [course.opened(m) for m in range(len(seeds))],
+        [[round(sum(x[m] for x in w) / len(w), 4) for w in windows] for m in range(len(seeds))],
+        diverged,
     )
-    ensemble.train(p, losses, optimizer, ensemble.Schedule(arm.steps, floor=0.1), desc=desc)
-    return p, [course.opened(m) for m in range(len(seeds))]
 
 
 @torch.no_grad()
 def measure(
-    p: Parameters, arm: Arm, sequences: int, *, rebind: bool = False, by_query: bool = False
-) -> list[float] | Tensor:
-    """Return each member's accuracy over the same fresh sequences, at the full gap.
-
-    Haystack and collision are measured with one query whatever they were trained with.
+    p: Parameters, arm: Arm, sequences: int, *, rebind: bool = False, task: Task | None = None
+) -> Tensor:
+    """Return each member's accuracy at each query (E, Q), over the same fresh sequences.
 
     Args:
+        sequences: how many, exactly.
         rebind: with deranged bindings and the original values as answers.
-        by_query: return (E, Q) accuracies instead (S5: one per prefix depth).
+        task: another layout than the arm was trained with.
     """
-    task = arm.task
-    if task.name in ("haystack", "collision"):
-        task = dataclasses.replace(task, dense=1)
+    task = task or arm.task
     g = ensemble.generators([0], stream=3 if rebind else 2)[0]
     members = len(p["embedding"])
-    right = torch.zeros(members, 1 if task.name in ("haystack", "collision") else task.queries)
-    chunk, total = 256, 0
-    for _ in range(math.ceil(sequences / chunk)):
-        one = tasks.sample(task, chunk, g, rebind=rebind)
+    right = torch.zeros(members, task.queries)
+    for start in range(0, sequences, EVAL_CHUNK):
+        one = tasks.sample(task, min(EVAL_CHUNK, sequences - start), g, rebind=rebind)
         batch = _stack([one] * members)
         out = model.logits(p, arm.size, batch.tokens, batch.positions)
         right += (out.argmax(-1) == batch.answers).sum(1)
-        total += chunk
-    by = right / total
-    return by if by_query else by.mean(1).tolist()
+    return right / sequences
 
 
-def nothing_bound(accuracy: float, rebinding: float, sequences: int) -> bool:
+def nothing_bound(accuracy: float, rebinding: float, answers: int) -> bool:
     """Return whether a rebinding score is as good as the accuracy, within two standard errors.
 
     Such a run answers the same with the bindings deranged: whatever it scores, it does not
     score by reading them.
+
+    Args:
+        answers: how many scored answers each of the two is the mean of.
     """
-    spread = math.sqrt(
-        (accuracy * (1 - accuracy) + rebinding * (1 - rebinding)) / max(1, sequences)
-    )
+    spread = math.sqrt((accuracy * (1 - accuracy) + rebinding * (1 - rebinding)) / answers)
     return accuracy - rebinding <= 2 * spread
 
 
-def run(arm: Arm, seeds: list[int], sequences: int, desc: str) -> list[Row]:
-    """Train and measure an arm; return a row per seed."""
-    p, opened = train(arm, seeds, desc)
-    accuracy = measure(p, arm, sequences)
-    assert isinstance(accuracy, list)
-    floor = tasks.floors(arm.task)["floor"]
+def run(arm: Arm, seeds: Sequence[int], sequences: int, desc: str) -> list[Row]:
+    """Train and measure an arm; return a row per seed.
+
+    A seed that diverged has `failed`, the reason, instead of measures.
+    """
+    done = train(arm, list(seeds), desc)
+    p, task = done.parameters, arm.task
+    counted = slice(-1, None) if task.queries_after_gap else slice(None)
+    by_query = measure(p, arm, sequences)
+    by = by_query[:, counted]
+    accuracy = by.mean(1).tolist()
+    rebinding = one_query = None
+    if task.name != "s5":
+        rebinding = measure(p, arm, sequences, rebind=True)[:, counted].mean(1).tolist()
+    if task.queries_after_gap and task.dense > 1:
+        one = dataclasses.replace(task, dense=1)
+        one_query = measure(p, arm, sequences, task=one).mean(1).tolist()
+    fixed = {
+        "floor": tasks.floors(task)["floor"],
+        "parameters": model.parameter_count(arm.size),
+        "state_elements": arm.cell.state_elements,
+    }
     rows = []
-    rebinding = None if arm.task.name == "s5" else measure(p, arm, sequences, rebind=True)
-    depths = measure(p, arm, sequences, by_query=True) if arm.task.name == "s5" else None
     for m, seed in enumerate(seeds):
-        row: Row = {
-            **arm.settings(),
-            "seed": seed,
-            "accuracy": accuracy[m],
-            "floor": floor,
-            "parameters": model.parameter_count(arm.size),
-            "state_elements": arm.cell.state_elements,
-        }
-        if rebinding is not None:
-            row["rebinding"] = float(rebinding[m])
-            row["nothing_bound"] = nothing_bound(accuracy[m], row["rebinding"], sequences)
-        if depths is not None:
-            assert isinstance(depths, Tensor)
-            row["by_depth"] = depths[m].tolist()
-        if arm.curriculum == "gated":
-            row["gate_opened"] = opened[m]
+        row: Row = {**arm.settings(), "seed": seed, **fixed, "curve": done.curve[m]}
         rows.append(row)
+        if m in done.diverged:
+            row["failed"] = f"{desc}, seed {seed}: not finite at step {done.diverged[m]}"
+            continue
+        row["accuracy"] = accuracy[m]
+        if rebinding is not None:
+            answers = sequences * by.shape[1]
+            row["rebinding"] = rebinding[m]
+            row["nothing_bound"] = nothing_bound(accuracy[m], rebinding[m], answers)
+        if one_query is not None:
+            row["accuracy_one_query"] = one_query[m]
+        if task.name == "s5":
+            row["by_depth"] = by_query[m].tolist()
+        if arm.curriculum == "gated":
+            row["gate_opened"] = done.opened[m]
     return rows
+
+
+def execute(sequences: int, deadline: float | None, job: tuple[str, Arm, list[int]]) -> list[Row]:
+    """Train an arm's seeds: their rows, or none past a deadline.
+
+    A row's `seconds` and `cpu_seconds` are the seed's share of the arm's.
+
+    Args:
+        deadline: seconds since the epoch after which no arm is begun.
+        job: the arm's name, the arm, and the seeds that are missing.
+    """
+    name, arm, seeds = job
+    if deadline is not None and time.time() >= deadline:
+        return []
+    start, cpu = time.monotonic(), time.process_time()
+    rows = run(arm, seeds, sequences, name)
+    cost = {
+        "seconds": round((time.monotonic() - start) / len(seeds), 2),
+        "cpu_seconds": round((time.process_time() - cpu) / len(seeds), 2),
+    }
+    return [{"arm": name, **row, **cost} for row in rows]

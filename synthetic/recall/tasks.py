@@ -13,8 +13,8 @@ MQAR, the honest layout (`shuffled`): the table in random order, 8 queries of di
 
     k17 v k5 v ...            q [v] q [v] ... q [v]                   length 2K + 16
 
-Haystack: 4 pairs, a gap of distractor values, `dense` queries at the end (1 when measured);
-a shorter gap leaves pads in front, so the query stays at the end:
+Haystack: 4 pairs, a gap of distractor values, `dense` queries at the end (measured at the last
+of them); a shorter gap leaves pads in front, so the query stays at the end:
 
     0 0 0  k v k v k v k v  x x x x x x x x  q [v]                    length L
 
@@ -27,6 +27,7 @@ first binding counts.  S5: the running product of random permutations, all produ
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import Literal
 
@@ -68,7 +69,7 @@ class Task:
     def __post_init__(self) -> None:
         if self.name == "mqar" and not 1 <= self.pairs <= MASK - FIRST_KEY - 2:
             raise ValueError(f"--pairs lies between 1 and {MASK - FIRST_KEY - 2}, not {self.pairs}")
-        if self.name in ("haystack", "collision"):
+        if self.queries_after_gap:
             if not 1 <= self.dense <= HAYSTACK_PAIRS:
                 raise ValueError(f"--dense lies between 1 and {HAYSTACK_PAIRS}, not {self.dense}")
             if self.max_gap < 0:
@@ -106,6 +107,11 @@ class Task:
         return self.dense
 
     @property
+    def queries_after_gap(self) -> bool:
+        """Whether this is a haystack or collision: a gap, and `dense` queries at the end."""
+        return self.name in ("haystack", "collision")
+
+    @property
     def max_gap(self) -> int:
         """Tokens between table and queries when the gap is full."""
         return self.length - 2 * HAYSTACK_PAIRS - 2 * self.dense
@@ -123,7 +129,8 @@ def sample(
     Args:
         cap: haystack and collision: the gap is uniform in [0, cap]; None for the full gap.
         rebind: roll the table's values by one place, keep the answers: a model that really
-            reads the bindings then answers the new value and scores at the floor.
+            reads the bindings then answers the key's new value and is right only where that
+            happens to equal the old one.
     """
     if task.name == "s5":
         if rebind:
@@ -193,6 +200,7 @@ def _haystack(task: Task, batch: int, g: torch.Generator, cap: int | None, rebin
     return Batch(torch.cat([content, questions], 1), where.expand(batch, -1), answers)
 
 
+@functools.cache
 def _s5_table() -> Tensor:
     """Return (120, 120): the index of `a` after `b` for all permutations of five things."""
     permutations = list(itertools.permutations(range(5)))
@@ -202,15 +210,12 @@ def _s5_table() -> Tensor:
     )
 
 
-_S5 = _s5_table()
-
-
 def _s5(task: Task, batch: int, g: torch.Generator) -> Batch:
     depth = task.length // 2
     elements = torch.randint(S5_SIZE, (batch, depth), generator=g)
     products = [elements[:, 0]]
     for t in range(1, depth):
-        products.append(_S5[elements[:, t], products[-1]])
+        products.append(_s5_table()[elements[:, t], products[-1]])
     answers = torch.stack(products, 1)
     tokens = _interleave(elements, torch.full_like(elements, S5_SIZE))
     return Batch(tokens, (1 + 2 * torch.arange(depth)).expand(batch, -1), answers)
@@ -220,9 +225,10 @@ def floors(task: Task, *, samples: int = 20_000, seed: int = 0) -> dict[str, flo
     """Return what a model scores that binds nothing.
 
     MQAR, haystack, collision: `marginal` answers any one value; `table` answers a value of
-    the table at random; `most_frequent` the table's most frequent value (for collision also
-    over the decoys), which is the strongest of the three; computed by simulation with exact
-    counting per sequence.  S5: the first product is given, the others are uniform.
+    the table at random; `most_frequent` the table's most frequent value, which is the strongest
+    of the three (collision's decoys are not counted: their values are noise, and the most
+    frequent value over table and decoys scores less); computed by simulation with exact counting
+    per sequence.  S5: the first product is given, the others are uniform.
     """
     if task.name == "s5":
         depth = task.length // 2

@@ -14,6 +14,8 @@ import statistics
 import time
 
 from gatewright import cli
+from gatewright.errors import UserError
+from synthetic.arguments import positive
 
 
 @dataclasses.dataclass
@@ -35,13 +37,23 @@ class Args:
 
 
 def main(args: Args) -> None:
+    positive(args, "pairs", "seeds", "steps", "repeats", "threads")
+
     import torch
 
-    from synthetic.recall import arms, runs
+    from synthetic.recall import arms, cells, runs
 
+    if args.cell not in cells.NAMES:
+        raise UserError(
+            f"--cell: no {args.cell!r}{cli.nearest(args.cell, cells.NAMES)}; "
+            f"choose from {', '.join(cells.NAMES)}"
+        )
+    try:
+        whole = arms.mqar(args.cell, True, args.pairs)  # type: ignore[arg-type]
+    except ValueError as e:
+        raise UserError(str(e)) from e
     os.environ["GATEWRIGHT_QUIET"] = "1"
     torch.set_num_threads(args.threads)
-    whole = arms.mqar(args.cell, True, args.pairs)  # type: ignore[arg-type]
     few = dataclasses.replace(whole, steps=args.steps)
     sides = {"together": (args.seeds, "auto"), "alone": (1, "auto"), "plain": (1, "torch")}
     times: dict[str, list[float]] = {side: [] for side in sides}

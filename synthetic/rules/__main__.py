@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from synthetic.arguments import GatedRunArgs, GatherArgs, dispatch, prepared, words
-from synthetic.sweep import Sweep, gathered, print_verdicts
+from synthetic.arguments import (
+    GatedRunArgs,
+    GatherArgs,
+    dispatch,
+    one_at_a_time,
+    prepared,
+    words,
+)
+from synthetic.conclusion import conclude
+from synthetic.sweep import Row, Sweep
 
 PROG = "python -m synthetic.rules"
+NAMES = ("part", "model", "offset", "seed")  # the fields of a row that name its run
 
 
 @dataclasses.dataclass
@@ -29,30 +40,36 @@ def _run(size: str, args: RunArgs) -> None:
 
     s, offsets = prepared(args, settings.SIZES[size])
     if offsets is not None:
-        s = dataclasses.replace(s, offsets=offsets)
+        s = dataclasses.replace(s, offsets=dict.fromkeys(settings.PARTS, offsets))
     parts = words("--parts", args.parts, settings.PARTS)
     models = words("--models", args.models, settings.MODELS)
+    partial = args.out / "partial.pt" if size == "paper" else None
+    processes = one_at_a_time(args) if size == "paper" else args.runs_at_a_time()
     config = {"size": size, "parts": parts, "models": models, **dataclasses.asdict(s)}
-    partial = None if size == "small" else args.out / "partial.pt"
     fill(
         args.out,
         "rules",
         config,
         runs.plan(s, parts, models),
-        lambda run, ranks: runs.execute(s, run, ranks, checkpoint=partial),
+        functools.partial(runs.execute, s, checkpoint=partial),
         _finish,
         args.device,
+        processes=processes,
+        partial=partial,
     )
 
 
-def _finish(sweep: Sweep) -> None:
+def _conclude(out: Path, rows: list[Row], config: Mapping[str, Any]) -> dict[str, Any]:
     from synthetic.rules import figure, report
 
-    summary = report.summarise(sweep.rows)
-    figure.draw(sweep.out, sweep.rows, summary)
-    sweep.finish(summary)
-    print_verdicts(summary["verdicts"])
-    print(f"trained for {summary['cpu_seconds'] / 60:.1f} CPU minutes in all")
+    def summarise(measured: list[Row]) -> dict[str, Any]:
+        return report.summarise(measured, config["length_pool"])
+
+    return conclude(out, rows, summarise, figure.draw)
+
+
+def _finish(sweep: Sweep) -> None:
+    sweep.finish(_conclude(sweep.out, sweep.rows, sweep.config))
 
 
 def small(args: RunArgs) -> None:
@@ -67,9 +84,11 @@ def paper(args: RunArgs) -> None:
 
 def gather(args: GatherArgs) -> None:
     """Join the runs of several folders, test the claims and draw the figure."""
-    names = ("part", "model", "offset", "seed")
-    with gathered(args.runs, args.out, "rules", names, replace=args.replace) as sweep:
-        _finish(sweep)
+    from synthetic import gathering
+    from synthetic.rules import report
+
+    joined = gathering.read(args.runs, "rules", NAMES, report.fields, replace=args.replace)
+    gathering.write(args.out, joined, _conclude)
 
 
 COMMANDS: dict[str, tuple[Callable[[Any], None], type]] = {

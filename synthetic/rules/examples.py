@@ -28,6 +28,7 @@ VOCAB = len(TOKENS)
 _ID = {t: i for i, t in enumerate(TOKENS)}
 
 Oracle = Literal["anywhere", "resampled", "absent"]
+Right = Literal["shown", "renamed", "known"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,19 +75,25 @@ class Examples:
     levels: Ints
     target: Ints
 
-    def right_names(self, *, known: bool = False) -> Ints:
+    def right_names(self, right: Right = "shown") -> Ints:
         """Return (B, c) every name that is right, the target first, -1 where there are fewer.
 
-        Any shown clause of class 1 is right: several paths may lead to the goal.
+        Several paths may lead to the goal, so several clauses may be of class 1.
 
         Args:
-            known: the fixed names of all class 1 clauses, shown or not, instead.
+            right: those of class 1 that are `shown`; of these, the ones that are `renamed` here,
+                whose names no memory tells; or all that are `known`, shown or not, by their
+                fixed names.
         """
-        if known:
+        fixed = self.world.names[self.turn]  # (B, K)
+        if right == "known":
             fine = self.world.levels(self.turn, self.current, self.goal) == 3
-            names = np.where(fine, self.world.names[self.turn], -1)
+            names = np.where(fine, fixed, -1)
         else:
-            names = np.where(self.levels == 3, self.names, -1)
+            fine = self.levels == 3
+            if right == "renamed":
+                fine &= self.names != np.take_along_axis(fixed, np.maximum(self.clauses, 0), axis=1)
+            names = np.where(fine, self.names, -1)
         order = (names == self.target[:, None]) * 2 + (names >= 0)
         names = np.take_along_axis(names, (-order).argsort(axis=1, kind="stable"), axis=1)
         return names[:, : max(1, int((names >= 0).sum(axis=1).max()))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +13,31 @@ from gatewright.statistics import permutation_test
 from synthetic import trends
 from synthetic.sweep import Row, verdict
 
-LEVEL = 0.05  # of significance
 ONSET = 0.5  # retrieval has begun: accuracy with the oracle's name resampled
 LEARNED = 0.9  # a length model that this share of its training-size pools are right for
 
+DRIFT = [
+    f"{n}_{s}" for n in ("tau_initial", "tau_final", "delta_alpha") for s in ("weights", "data")
+]
+
+
+def fields(row: Row) -> list[str]:
+    """Return the measures that the row of a run must have."""
+    found = ["steps", "parameters", "cpu_seconds", "data_seconds", "curve", "chain"]
+    if row["part"] == "retrieval":
+        found += ["no_oracle", "random_oracle_name", "first_turn"]
+    else:
+        found += ["lengths", "length_accuracy", "weak"]
+    return found + DRIFT * (row["model"] == "mamba2")
+
 
 def groups(rows: list[Row]) -> list[tuple[str, float | None, list[Row]]]:
-    """Return (model, offset, rows) of every setting, weakest gates first, baseline last."""
+    """Return (model, offset, rows by seed) of every setting, weakest gates first, baseline last."""
     keys = sorted(
         {(r["model"], r["offset"]) for r in rows},
         key=lambda k: (k[0] != "mamba2", k[1] if k[1] is not None else 0.0),
     )
+    rows = sorted(rows, key=lambda r: int(r["seed"]))  # runs side by side end in any order
     return [(m, o, [r for r in rows if r["model"] == m and r["offset"] == o]) for m, o in keys]
 
 
@@ -45,10 +60,8 @@ def _common(model: str, offset: float | None, runs: list[Row]) -> dict[str, Any]
         **_mean(runs, "chain"),
     }
     if model == "mamba2":  # the paper's gate drift table: medians over heads, then over seeds
-        for name in ("tau_initial", "tau_final", "delta_alpha"):
-            for source in ("weights", "data"):
-                key = f"{name}_{source}"
-                one[key] = float(np.median([r[key] for r in runs]))
+        for key in DRIFT:
+            one[key] = float(np.median([r[key] for r in runs]))
     return one
 
 
@@ -91,7 +104,7 @@ def _retrieval(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         found.append(
             verdict(
                 f"in-context retrieval: {claim}",
-                trend.p is not None and trend.p < LEVEL,
+                trend.holds,
                 trend.rho,
                 f"rank correlation with the offset, mean of {trend.blocks} seeds; "
                 f"{trend.said()}; means by offset "
@@ -103,29 +116,33 @@ def _retrieval(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
         weakest = min(r["offset"] for r in gated)
         ours = [r["random_oracle_name"] for r in gated if r["offset"] == weakest]
         theirs = [r["random_oracle_name"] for r in baseline]
-        p = permutation_test(ours, theirs)
+        p, seeds = permutation_test(ours, theirs), min(len(ours), len(theirs))
         found.append(
             verdict(
                 "in-context retrieval: the Transformer retrieves better than the weakest gates",
-                float(np.mean(theirs)) > float(np.mean(ours)) and p < LEVEL,
+                float(np.mean(theirs)) > float(np.mean(ours))
+                and p < trends.LEVEL
+                and seeds >= trends.SEEDS,
                 float(np.mean(theirs) - np.mean(ours)),
-                f"difference of accuracies with resampled names, permutation p = {p:.2g}",
+                f"difference of accuracies with resampled names, permutation p = {p:.2g}"
+                + trends.few(seeds),
             )
         )
     return {"settings": settings}, found
 
 
-def beyond(row: Row) -> float:
-    """Return the mean accuracy over the pools larger than the training's."""
-    return float(np.mean(row["length_accuracy"][1:]))
+def within(row: Row, pool: int) -> float:
+    """Return the accuracy at the training's largest pool."""
+    return float(row["length_accuracy"][row["lengths"].index(pool)])
 
 
-def kept(row: Row) -> float:
-    """Return `beyond` over the accuracy at the first test size."""
-    return beyond(row) / max(row["length_accuracy"][0], 1e-9)
+def beyond(row: Row, pool: int) -> float:
+    """Return the mean accuracy over the pools larger than the training's largest."""
+    pairs = zip(row["lengths"], row["length_accuracy"], strict=True)
+    return float(np.mean([accuracy for size, accuracy in pairs if size > pool]))
 
 
-def _length(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
+def _length(rows: list[Row], pool: int) -> tuple[dict[str, Any], list[Row]]:
     settings = []
     for model, offset, runs in groups(rows):
         spread = [
@@ -148,32 +165,37 @@ def _length(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
                 "weak_retriever": weak,
             }
         )
-    gated = [{**r, "beyond": beyond(r), "kept": kept(r)} for r in rows if r["model"] == "mamba2"]
+    gated = [{**r, "beyond": beyond(r, pool)} for r in rows if r["model"] == "mamba2"]
     trend = trends.rises(gated, "offset", "beyond")
-    share = trends.rises(gated, "offset", "kept")
-    learned = [r for r in gated if r["length_accuracy"][0] >= LEARNED]
+    # A model that learned nothing has nothing to keep.
+    learned = [
+        {**r, "kept": r["beyond"] / within(r, pool)} for r in gated if within(r, pool) >= LEARNED
+    ]
+    share = trends.rises(learned, "offset", "kept")
+    reached = f"{len(learned)} of {len(gated)} runs reached {LEARNED} at the training's pools"
     found = [
         verdict(
             "length generalisation: stronger gates answer better from larger pools",
-            trend.p is not None and trend.p < LEVEL,
+            trend.holds,
             trend.rho,
             f"rank correlation of the accuracy at the larger pools with the offset, mean of "
-            f"{trend.blocks} seeds, {trend.said()}; {len(learned)} of {len(gated)} "
-            f"runs reached {LEARNED} at the training's pools",
+            f"{trend.blocks} seeds, {trend.said()}; {reached}",
         ),
         verdict(
             "length generalisation: stronger gates keep more of their accuracy",
-            share.p is not None and share.p < LEVEL,
+            share.holds,
             share.rho,
-            f"the same for the accuracy at larger pools over that at the training's, "
-            f"{share.said()}",
+            ("too few learned: " if share.p is None or share.blocks < trends.SEEDS else "")
+            + f"the same for the accuracy at larger pools over that at the training's, of the runs "
+            f"that learned the task, at offsets {', '.join(f'{x:g}' for x in share.levels)}; "
+            f"{share.said()}; {reached}",
         ),
     ]
     tau = trends.rises(gated, "offset", "tau_final_weights", falls=True)
     found.append(
         verdict(
             "gate drift: the gates' order survives training (median tau by weights)",
-            tau.p is not None and tau.p < LEVEL,
+            tau.holds,
             tau.rho,
             f"rank correlation of the final tau with the offset; {tau.said()}",
         )
@@ -181,26 +203,36 @@ def _length(rows: list[Row]) -> tuple[dict[str, Any], list[Row]]:
     baseline = [r for r in rows if r["model"] == "llama"]
     if baseline and gated:
         strongest = max(r["offset"] for r in gated)
-        ours = [beyond(r) for r in gated if r["offset"] == strongest]
-        theirs = [beyond(r) for r in baseline]
-        p = permutation_test(ours, theirs)
+        ours = [beyond(r, pool) for r in gated if r["offset"] == strongest]
+        theirs = [beyond(r, pool) for r in baseline]
+        p, seeds = permutation_test(ours, theirs), min(len(ours), len(theirs))
         found.append(
             verdict(
                 "length generalisation: the strongest gates go further than the Transformer",
-                float(np.mean(ours)) > float(np.mean(theirs)) and p < LEVEL,
+                float(np.mean(ours)) > float(np.mean(theirs))
+                and p < trends.LEVEL
+                and seeds >= trends.SEEDS,
                 float(np.mean(ours) - np.mean(theirs)),
-                f"difference of accuracies at larger pools, permutation p = {p:.2g}",
+                f"difference of accuracies at larger pools, permutation p = {p:.2g}"
+                + trends.few(seeds),
             )
         )
     tests = {"beyond": dataclasses.asdict(trend), "kept": dataclasses.asdict(share)}
     return {"settings": settings, "tests": tests}, found
 
 
-def summarise(rows: list[Row]) -> dict[str, Any]:
-    """Return the numbers and verdicts of every part that has rows."""
+def summarise(rows: list[Row], pool: int) -> dict[str, Any]:
+    """Return the numbers and verdicts of every part that has rows.
+
+    Args:
+        pool: the largest pool that length models were trained with (`Settings.length_pool`).
+    """
     summary: dict[str, Any] = {}
     verdicts: list[Row] = []
-    for name, part in (("retrieval", _retrieval), ("length", _length)):
+    for name, part in (
+        ("retrieval", _retrieval),
+        ("length", functools.partial(_length, pool=pool)),
+    ):
         chosen = [r for r in rows if r["part"] == name]
         if chosen:
             summary[name], claims = part(chosen)

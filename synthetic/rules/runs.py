@@ -14,7 +14,7 @@ from synthetic import sequence_models, sequences, trainer
 from synthetic.ranks import Ranks
 from synthetic.rules import examples as ex
 from synthetic.rules import world as worlds
-from synthetic.rules.examples import Examples, Pools
+from synthetic.rules.examples import Examples, Pools, Right
 from synthetic.rules.settings import Settings
 from synthetic.rules.world import Ints, World
 from synthetic.sequences import Batch
@@ -46,14 +46,13 @@ def plan(s: Settings, parts: list[str], models: list[str]) -> list[Run]:
         for part in parts
         for seed in s.seeds
         for model in models
-        for offset in (s.offsets if model == "mamba2" else (None,))
+        for offset in (s.offsets[part] if model == "mamba2" else (None,))
     ]
 
 
 def build(s: Settings, run: Run) -> nn.Module:
     """Return the run's fresh model; a seed starts from the same weights at every offset."""
-    sizes = worlds.make(s.world, run.seed)
-    longest = ex.prompt_tokens(sizes, max(*s.lengths, s.retrieval_pool))
+    longest = ex.prompt_tokens(worlds.make(s.world, run.seed), max(*s.lengths, s.retrieval_pool))
     return sequence_models.build(
         s.sizes[run.model], ex.VOCAB, longest, seed=run.seed, offset=run.offset or 0.0
     )
@@ -105,7 +104,7 @@ def _join(parts: list[Examples]) -> Examples:
 
 
 def right_answers(
-    model: nn.Module, e: Examples, rows: int, device: str, *, known: bool = False
+    model: nn.Module, e: Examples, rows: int, device: str, *, right: Right = "shown"
 ) -> Ints:
     """Return (B,) the name that greedy decoding answers if it is a right one, else -1.
 
@@ -116,7 +115,7 @@ def right_answers(
     was_training = model.training
     model.eval()
     found = np.full(len(e.turn), -1)
-    for names in e.right_names(known=known).T:
+    for names in e.right_names(right).T:
         todo = ((found < 0) & (names >= 0)).nonzero()[0]
         if not len(todo):
             continue
@@ -153,13 +152,13 @@ def execute(
     """Train and measure one run; return its row."""
     ranks = ranks or Ranks()
     device = ranks.device
-    world = worlds.make(s.world, run.seed)
+    world = worlds.make(s.world_of(run.part), run.seed)
     model = build(s, run).to(device)
     k, share = s.pool(run.part), s.share
 
-    def accuracy(pools: Pools, size: int, count: int, known: bool = False) -> float:
+    def accuracy(pools: Pools, size: int, count: int, right: Right = "shown") -> float:
         e = test_turns(world, pools, size, count, run.seed)
-        found = right_answers(model, e, s.eval_rows, device, known=known)
+        found = right_answers(model, e, s.eval_rows, device, right=right)
         return float((found >= 0).mean())
 
     no_oracle = Pools("random", "absent", resampled=share)
@@ -171,8 +170,8 @@ def execute(
         if run.part == "length":
             return {"accuracy": accuracy(ranked, k, n)}
         return {
-            "no_oracle": accuracy(no_oracle, k, n, known=True),
-            "random_oracle_name": accuracy(random_name, k, n),
+            "no_oracle": accuracy(no_oracle, k, n, right="known"),
+            "random_oracle_name": accuracy(random_name, k, n, right="renamed"),
         }
 
     probe = ex.encode(test_turns(world, s.training(run.part), k, 64, run.seed)).to(device)
@@ -185,6 +184,7 @@ def execute(
         desc=run.label(),
         ranks=ranks,
         checkpoint=checkpoint,
+        name=run.key(),
     )
     n = s.final_examples
     row: dict[str, Any] = {
@@ -196,8 +196,8 @@ def execute(
         "curve": [{k: _short(v) for k, v in c.items()} for c in done.curve],
     }
     if run.part == "retrieval":
-        row["no_oracle"] = accuracy(no_oracle, k, n, known=True)
-        row["random_oracle_name"] = accuracy(random_name, k, n)
+        row["no_oracle"] = accuracy(no_oracle, k, n, right="known")
+        row["random_oracle_name"] = accuracy(random_name, k, n, right="renamed")
         row["first_turn"] = accuracy(s.training(run.part), k, n)
         row["chain"] = chain_success(model, world, s.training(run.part), k, n, s, device)
     else:

@@ -41,26 +41,30 @@ class Args:
 
 def main(args: Args) -> None:
     """Run the panels asked for, test their claims and draw them."""
-    positive(args, "steps", "seeds", "eval_examples", "threads")
-    letters = "abcd" if args.panel == "all" else args.panel
-    if args.alpha0 and not set(letters) & {"a", "b"}:
-        raise UserError("--alpha0 belongs to panels a and b; c and d take --tau")
-    if args.tau and not set(letters) & {"c", "d"}:
-        raise UserError("--tau belongs to panels c and d; a and b take --alpha0")
-    alpha0 = numbers("--alpha0", args.alpha0, 0, 1) if args.alpha0 else None
-    tau = numbers("--tau", args.tau, 0, 1e12) if args.tau else None
-
     import torch
 
     from synthetic.theory import figure, panels, settings
 
+    positive(args, "steps", "seeds", "eval_examples", "threads")
+    letters = "abcd" if args.panel == "all" else args.panel
+    if args.seeds is not None and args.seeds > settings.MOST_SEEDS:
+        raise UserError(f"--seeds {args.seeds}: at most {settings.MOST_SEEDS:,}")
+    if args.alpha0 is not None and not set(letters) & {"a", "b"}:
+        raise UserError("--alpha0 belongs to panels a and b; c and d take --tau")
+    if args.tau is not None and not set(letters) & {"c", "d"}:
+        raise UserError("--tau belongs to panels c and d; a and b take --alpha0")
+    tau = None if args.tau is None else numbers("--tau", args.tau, 0, 1e12)
     torch.set_num_threads(args.threads)
     chosen = {}
     for letter in letters:
-        values = alpha0 if letter in "ab" else tau
+        values = tau
+        if letter in "ab":
+            low, high = settings.ALPHA0_RANGE[letter]
+            flag = f"--alpha0 (panel {letter})"
+            values = None if args.alpha0 is None else numbers(flag, args.alpha0, low, high)
         default = settings.DEFAULTS[letter]
         chosen[letter] = settings.Settings(
-            values=values or default.values,
+            values=default.values if values is None else values,
             seeds=args.seeds or default.seeds,
             steps=args.steps or default.steps,
             eval_examples=args.eval_examples if letter in "cd" else 0,

@@ -21,6 +21,10 @@ TASK_A = short_context.Task(dim=512, points=POINTS, length=8, distance=4, noise=
 TASK_B = short_context.Task(dim=512, points=POINTS, length=4, distance=1, noise=NOISE)
 LONG_DIM = 128
 LENGTH_C, LENGTH_D = 1024, 512
+# Of alpha0.  In b the flows must escape by their horizon (a frozen gate takes 1 / alpha0^2), and
+# memorisation must lead at first (below proposition 1's root, 0.188).
+ALPHA0_RANGE = {"a": (1e-12, 1.0), "b": (1e-5, 0.18)}
+MOST_SEEDS = 100_000
 LR = {"a": 0.1, "b": 0.3, "c": 0.1, "d": 0.1}
 GATES = ("trained", "frozen")
 # An escape time's fit depends on its range, so both of these are always stated.

@@ -99,6 +99,7 @@ def summarise_a(sweep: Sweep, settings: Settings) -> tuple[dict[str, Any], list[
                 "the margins do not cross in the alpha0 given",
             )
         ]
+    crossed = sum(c is not None for c in out["crossings_trained"])
     found_alpha, exact = out["crossover_alpha"], out["predicted_exact"]
     off, rough = found_alpha / exact - 1, out["predicted_approximate"]
     return out, [
@@ -108,7 +109,7 @@ def summarise_a(sweep: Sweep, settings: Settings) -> tuple[dict[str, Any], list[
             found_alpha,
             f"exact root {exact:.4f} ({off:+.1%}), sqrt((1-2 eps)/P) "
             f"{rough:.4f} ({found_alpha / rough - 1:+.1%}), "
-            f"{settings.seeds} seeds, after {settings.steps} steps",
+            f"{crossed} of {settings.seeds} seeds, after {settings.steps} steps",
         )
     ]
 

@@ -42,11 +42,11 @@ def test_the_pairs_written_before_a_query_are_those_that_the_law_counts() -> Non
 
 
 def test_sizes_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="--vocab 9"):
+    with pytest.raises(ValueError, match="vocabulary of 9 must be even"):
         tasks.make("ar", 9, 2)
-    with pytest.raises(ValueError, match="--facts 11"):
+    with pytest.raises(ValueError, match="hold 11 facts"):
         tasks.make("mqar", 20, 11)
-    with pytest.raises(ValueError, match="--length 19 is too short: facts and queries take 20"):
+    with pytest.raises(ValueError, match="length 19 is too short: facts and queries take 20"):
         tasks.make("mqar", 20, 5, 19)
     with pytest.raises(ValueError, match="must be 11"):
         tasks.make("ar", 20, 5, 30)

@@ -68,6 +68,42 @@ def test_a_diverging_member_is_an_error_not_a_result() -> None:
         )
 
 
+@pytest.mark.parametrize("steps", [1, 5, 60])
+def test_a_diverging_member_is_named_and_leaves_the_others_alone(steps: int) -> None:
+    """Steps between two looks: the last one is looked at too, and what it leaves."""
+
+    def trained(weights: torch.Tensor, worst: torch.Tensor) -> tuple[torch.Tensor, dict]:
+        p = {"w": weights.clone()}
+        found = ensemble.train(
+            p,
+            lambda step: p["w"].sum((1, 2)) * (worst if step == steps - 1 else 1),
+            ensemble.AdamW(lr=0.1),
+            ensemble.Schedule(steps),
+            desc="boom",
+            tolerant=True,
+        )
+        return p["w"], found
+
+    whole, diverged = trained(torch.ones(2, 2, 2), torch.tensor([1.0, math.inf]))
+    assert diverged == {1: steps - 1}
+    alone, none = trained(torch.ones(1, 2, 2), torch.ones(1))
+    assert none == {}
+    torch.testing.assert_close(whole[0], alone[0])
+
+
+def test_weights_that_the_last_update_breaks_are_seen() -> None:
+    p = {"w": torch.ones(2, 2, 2)}
+
+    def broken(_: int) -> None:
+        p["w"].data[1, 0, 0] = math.nan
+
+    settings = ensemble.AdamW(lr=0.1), ensemble.Schedule(1)
+    found = ensemble.train(
+        p, lambda _: p["w"].sum((1, 2)), *settings, desc="x", after=broken, tolerant=True
+    )
+    assert found == {1: 0}
+
+
 def test_batched_layers_equal_plain_ones_per_member() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, 5, generator=g)

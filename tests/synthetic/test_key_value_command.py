@@ -42,7 +42,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(out: Path, *argv: str) -> dict[str, Any]:
-    args = cli.parse(command.RunArgs, [*argv, "--out", str(out)], prog=command.PROG)
+    words = ["--processes", "1", *argv, "--out", str(out)]
+    args = cli.parse(command.RunArgs, words, prog=command.PROG)
     command.small(args)
     return json.loads((out / "summary.json").read_text())
 
@@ -89,6 +90,10 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         (("--models", "llama"), "--models: no 'llama'"),
         (("--offsets", "x"), "--offsets x"),
         (("--seeds", "-1"), "--seeds"),
+        (("--seeds", "99999999999999999999"), "--seeds .*at most"),
+        (("--offsets=95",), "--offsets 95: each must lie between -30 and 30"),
+        (("--offsets=-60",), "--offsets -60: each must lie between"),
+        (("--device", "gpu"), "--device.*'cpu'"),
         (("--steps", "0"), "--steps must be positive"),
         (("--device", "cuda"), "torch sees no GPU"),
     ):
@@ -147,6 +152,16 @@ def test_claims_are_told_apart_from_their_opposites() -> None:
     assert not claims["best-first: the strongest gates end at what memory alone reaches"]
     alike = [fake(o, s, 500) for o in offsets for s in range(5)]
     assert not judged(alike)["best-first: weaker gates escape memory sooner"]
+    assert set(judged([r for r in true if r["seed"] < 4]).values()) == {False}
+    backwards = report.summarise(true[::-1])["best_first"]  # runs side by side end in any order
+    assert backwards["settings"] == summary["settings"]
+
+
+def test_papers_runs_do_not_go_side_by_side(tmp_path: Path) -> None:
+    argv = ["--processes", "2", "--out", str(tmp_path / "x")]
+    with pytest.raises(UserError, match="--processes 2: .*leave the flag out"):
+        command.paper(cli.parse(command.RunArgs, argv, prog=command.PROG))
+    assert not (tmp_path / "x").exists()
 
 
 def test_two_processes_train_as_one(tmp_path: Path) -> None:
@@ -169,3 +184,4 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert two["tau_final_data"] == pytest.approx(one["tau_final_data"], rel=1e-4)
     assert two["delta_alpha_weights"] == pytest.approx(one["delta_alpha_weights"], rel=1e-2)
     assert two["accuracy"] == pytest.approx(one["accuracy"], abs=0.01)
+    assert two["curve"][-1][2] == pytest.approx(one["curve"][-1][2], abs=1e-3)  # the whole loss

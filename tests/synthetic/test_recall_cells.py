@@ -111,22 +111,49 @@ def test_the_diagonal_ablation_is_rwkv7_without_its_rank_one_term() -> None:
     )
 
 
-def test_state_and_parameters_are_matched() -> None:
-    for name in RECURRENT:
-        assert Cell(name).state_elements == 1024  # type: ignore[arg-type]
-    counts = {
-        n: model.parameter_count(model.Size(Cell(n), 64, 72))
-        for n in RECURRENT  # type: ignore[arg-type]
-    }
-    armed = counts["mamba2"]
-    # The paper matches about 28.9k (rank-one) with 29.3k (Mamba-2): 1.4% apart.
-    assert abs(counts["rwkv7"] / armed - 1) < 0.02, counts
-    for name in RECURRENT:
-        assert 24_000 < counts[name] < 33_000, counts
-        unarmed = model.parameter_count(model.Size(Cell(name, conv=False), 64, 72))  # type: ignore[arg-type]
-        # The arming knob adds about 0.5k parameters a direction and no state.
-        assert 400 <= (counts[name] - unarmed) / 2 <= 520
-        assert Cell(name, conv=False).state_elements == 1024  # type: ignore[arg-type]
+# Parameters of the MQAR models at K = 32, both directions: (armed, unarmed).
+COUNTS = {
+    "deltanet": (24_162, 23_202),
+    "gated_deltanet": (26_274, 25_314),
+    "gated_deltanet_scalar": (24_228, 23_268),
+    "rwkv7": (30_432, 29_472),
+    "rwkv7_diagonal": (28_256, 27_296),
+    "mamba2": (30_800, 29_840),
+    "attention": (None, 16_992),
+}
+
+
+@pytest.mark.parametrize("name", cells.NAMES)
+@pytest.mark.parametrize("conv", [True, False])
+def test_parameters_are_counted_and_state_is_matched(name: str, conv: bool) -> None:
+    want = COUNTS[name][0 if conv else 1]
+    if want is None:
+        return
+    cell = Cell(name, conv=conv)  # type: ignore[arg-type]
+    assert model.parameter_count(model.Size(cell, 64, 72)) == want
+    assert cell.state_elements == (0 if name == "attention" else 1024)
+
+
+def test_which_cells_match_in_parameters() -> None:
+    # The paper matches about 28.9k (rank-one) with 29.3k (Mamba-2), 1.4% apart.  Ours, that
+    # claim's two cells: armed 1.2%, as compared (Mamba-2 armed, rank-one not) 4.3%.  The delta
+    # family is smaller and matched in state only.
+    for conv in (0, 1):
+        assert COUNTS["rwkv7"][conv] / COUNTS["mamba2"][conv] > 0.987  # type: ignore[operator]
+    assert COUNTS["rwkv7"][1] / COUNTS["mamba2"][0] > 0.956  # type: ignore[operator]
+    for armed, unarmed in COUNTS.values():
+        if armed is not None:
+            assert armed - unarmed == 2 * 480  # the convolution: 0.5k a direction
+
+
+def test_attention_is_plain_softmax_attention() -> None:
+    p = cells.initial(Cell("attention", 8, conv=False), ensemble.generators([0], 0))
+    x = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    q, k, v = (x[0] @ p["qkv"][0].T).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+    o = (q @ k.mT / 2).softmax(-1) @ v
+    want = o.transpose(1, 2).flatten(2) @ p["out_proj"][0].T
+    got = cells.forward(Cell("attention", 8, conv=False), p, x, causal=False)[0]
+    torch.testing.assert_close(got, want)
 
 
 def test_bad_cells_are_refused() -> None:
@@ -134,6 +161,9 @@ def test_bad_cells_are_refused() -> None:
         Cell("mamba3")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unarmed control"):
         Cell("attention", conv=True)
+    for width in (1, 6, 10):
+        with pytest.raises(ValueError, match=f"--width {width}: mamba2"):
+            Cell("mamba2", width)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

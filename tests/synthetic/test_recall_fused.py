@@ -84,6 +84,24 @@ def test_strong_decays_and_closed_gates_stay_finite_and_right(name: str) -> None
         assert error < 1e-4, (k, float(error))
 
 
+@pytest.mark.parametrize("name", ["gated_deltanet", "gated_deltanet_scalar"])
+def test_on_the_kernel_too_a_gate_held_at_one_is_deltanet(name: str) -> None:
+    of, plain = size(name, True, 32, 37, 2, True), size("deltanet", True, 32, 37, 2, True)
+    free = parameters(of)
+    held = dict(free)
+    for k, v in free.items():
+        if k.endswith((".gate", ".gate_bias")):
+            held[k] = torch.full_like(v, 100.0) if k.endswith("bias") else torch.zeros_like(v)
+    ungated = {k: v for k, v in free.items() if ".gate" not in k}
+    assert fused.library_for(model.kernel_layout(of.cell), free["embedding"]) is not None
+    tokens = torch.randint(VOCAB, (2, 4, 37), generator=torch.Generator().manual_seed(0))
+    read = torch.tensor([36, 11]).expand(2, 4, -1)
+    want = model.logits(ungated, plain, tokens, read)
+    scale = float(want.abs().max())
+    assert float((model.logits(held, of, tokens, read) - want).abs().max()) < 1e-6 * scale
+    assert float((model.logits(free, of, tokens, read) - want).abs().max()) > 1e-4 * scale
+
+
 def test_all_tokens_read_is_every_token_asked_for() -> None:
     of = size("rwkv7", True, 32, 21, 1, True)
     layout = model.kernel_layout(of.cell)

@@ -74,16 +74,34 @@ def test_the_needle_is_the_first_binding_at_every_gap(
             assert int(where[-1]) == 39
 
 
-def test_rebinding_moves_every_value_by_one_and_keeps_the_answers() -> None:
-    for task in (
+@pytest.mark.parametrize(
+    "task",
+    [
         Task("mqar", pairs=8),
         Task("mqar", pairs=8, layout="shuffled"),
-        Task("haystack", length=32),
-    ):
-        plain, moved = sample(task, 5, gen(3)), sample(task, 5, gen(3), rebind=True)
-        assert torch.equal(plain.answers, moved.answers)
-        assert torch.equal(plain.positions, moved.positions)
-        assert not torch.equal(plain.tokens, moved.tokens)
+        Task("haystack", length=32, dense=3),
+        Task("collision", length=32, dense=2),
+    ],
+    ids=lambda task: f"{task.name} {task.layout}",
+)
+def test_a_rebound_key_has_its_neighbours_value_and_the_old_answer_is_scored(task: Task) -> None:
+    plain, moved = sample(task, 50, gen(3)), sample(task, 50, gen(3), rebind=True)
+    assert torch.equal(plain.answers, moved.answers)
+    assert torch.equal(plain.positions, moved.positions)
+    table = slice(0, 2 * task.table)  # at the full gap nothing stands before it
+    old, new = plain.tokens[:, table][:, 1::2], moved.tokens[:, table][:, 1::2]
+    assert torch.equal(new, old.roll(1, dims=1))
+    same = torch.ones_like(plain.tokens, dtype=torch.bool)
+    same[:, 1 : 2 * task.table : 2] = False
+    assert torch.equal(plain.tokens[same], moved.tokens[same])  # keys, gap and questions stay
+    keys = plain.tokens[:, table][:, 0::2]
+    queries = plain.tokens.gather(1, plain.positions - 1)
+    which = (keys[:, None] == queries[..., None]).float().argmax(-1)
+    assert torch.equal(old.gather(1, which), moved.answers)
+    assert float((new.gather(1, which) == moved.answers).float().mean()) < 0.1  # by chance only
+
+
+def test_s5_has_nothing_to_rebind() -> None:
     with pytest.raises(ValueError, match="no bindings"):
         sample(Task("s5", length=4), 2, gen(0), rebind=True)
 
@@ -113,6 +131,14 @@ def test_the_floor_is_the_most_frequent_value_not_the_papers(pairs: int, want: f
     modes = [max(set(v), key=v.count) for v in b.tokens[:, 1 : 2 * pairs : 2].tolist()]
     played = (torch.tensor(modes) == b.answers[:, 0]).float().mean()
     assert float(played) == pytest.approx(found["floor"], abs=0.025)
+
+
+def test_counting_collisions_decoys_too_is_no_stronger_floor() -> None:
+    task = Task("collision", length=64)
+    b = sample(task, 2000, gen(5))
+    modes = [max(set(v), key=v.count) for v in b.tokens[:, 1:62:2].tolist()]
+    played = (torch.tensor(modes) == b.answers[:, 0]).float().mean()
+    assert float(played) < tasks.floors(task)["floor"] - 0.1
 
 
 def test_the_s5_floor_counts_the_given_first_product() -> None:

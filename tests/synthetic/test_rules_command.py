@@ -22,6 +22,7 @@ FILES = {"config.json", "results.jsonl", "summary.json", "manifest.json", "rules
 TINY = dataclasses.replace(
     settings.SMALL,
     world=Size(sets=3, propositions=12, clauses=14, symbols=2, digits=2),
+    retrieval_world=Size(sets=3, propositions=10, clauses=12, symbols=2, digits=2),
     sizes={
         "mamba2": sm.Size("mamba2", d_model=16, layers=1, heads=2, head_dim=8, d_state=4),
         "llama": sm.Size("llama", d_model=16, layers=1, heads=2, head_dim=8, ffn=16),
@@ -40,7 +41,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(out: Path, *argv: str) -> dict[str, Any]:
-    args = cli.parse(command.RunArgs, [*argv, "--out", str(out)], prog=command.PROG)
+    words = ["--processes", "1", *argv, "--out", str(out)]
+    args = cli.parse(command.RunArgs, words, prog=command.PROG)
     command.small(args)
     return json.loads((out / "summary.json").read_text())
 
@@ -50,7 +52,7 @@ def test_every_run_is_measured_and_every_claim_is_judged(tmp_path: Path) -> None
     summary = run(tmp_path / "a")
     assert {p.name for p in (tmp_path / "a").iterdir()} == FILES
     found = [json.loads(x) for x in (tmp_path / "a" / "results.jsonl").read_text().splitlines()]
-    assert len(found) == 2 * 2 * (len(TINY.offsets) + 1)
+    assert len(found) == sum(len(TINY.seeds) * (len(o) + 1) for o in TINY.offsets.values())
     for r in found:
         if r["part"] == "length":
             assert [(w["beta"], w["k"]) for w in r["weak"]] == [
@@ -80,9 +82,9 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("right", ["shown", "renamed", "known"])
 def test_right_answers_are_what_greedy_decoding_finds(
-    monkeypatch: pytest.MonkeyPatch, known: bool
+    monkeypatch: pytest.MonkeyPatch, right: ex.Right
 ) -> None:
     """Under a made-up model that says 4, then 7 after a 4, then 0, 3."""
     w = world.make(dataclasses.replace(TINY.world, digits=4), 0)
@@ -91,9 +93,9 @@ def test_right_answers_are_what_greedy_decoding_finds(
     e = ex.fill(w, asked, TINY.training("length"), np.full(40, 4), rng)
     greedy = 4703
     for i in range(0, 8, 2):  # some of the questions have that name among the right ones
-        if known:
-            right = w.levels(e.turn[i : i + 1], e.current[i : i + 1], e.goal[i : i + 1])[0] == 3
-            w.names[0, right.nonzero()[0][-1]] = greedy
+        if right == "known":
+            fine = w.levels(e.turn[i : i + 1], e.current[i : i + 1], e.goal[i : i + 1])[0] == 3
+            w.names[0, fine.nonzero()[0][-1]] = greedy
         else:
             e.names[i, (e.levels[i] == 3).nonzero()[0][0]] = greedy
 
@@ -105,8 +107,8 @@ def test_right_answers_are_what_greedy_decoding_finds(
         return out.flatten(0, 1)
 
     monkeypatch.setattr(sm, "answer_logits", logits)
-    found = runs.right_answers(torch.nn.Identity(), e, rows=7, device="cpu", known=known)
-    wanted = (e.right_names(known=known) == greedy).any(axis=1)
+    found = runs.right_answers(torch.nn.Identity(), e, rows=7, device="cpu", right=right)
+    wanted = (e.right_names(right) == greedy).any(axis=1)
     assert 4 <= wanted.sum() < 40
     assert (found == np.where(wanted, greedy, -1)).all()
 
@@ -151,7 +153,7 @@ def fake(part: str, offset: float, seed: int, y: float) -> dict[str, Any]:
         }  # fmt: skip
     else:
         row |= {
-            "lengths": [4, 8], "length_accuracy": [0.95, y],
+            "lengths": [2, 4, 8], "length_accuracy": [0.5, 0.95, y],
             "weak": [{"beta": 0.0, "k": 4, "accuracy": y}],
         }  # fmt: skip
     return row
@@ -169,7 +171,7 @@ def test_claims_are_told_apart_from_their_opposites() -> None:
                 retrieval, length = (down, up) if not falls else (up, down)
                 rows.append(fake("retrieval", o, seed, retrieval + 0.01 * seed))
                 rows.append(fake("length", o, seed, length + 0.01 * seed))
-        return {v["claim"]: v["holds"] for v in report.summarise(rows)["verdicts"]}
+        return {v["claim"]: v["holds"] for v in report.summarise(rows, 4)["verdicts"]}
 
     assert set(judged(False).values()) == {True}
     opposite = judged(True)
@@ -178,3 +180,58 @@ def test_claims_are_told_apart_from_their_opposites() -> None:
     ]
     assert report.onset(fake("retrieval", 0.0, 0, 0.6)) == 100
     assert report.onset(fake("retrieval", 0.0, 0, 0.4)) is None
+
+
+def length_rows(*accuracies: float, seeds: int = 5) -> list[dict[str, Any]]:
+    """Accuracies at pools of 4 and beyond, by offset."""
+    return [
+        fake("length", float(o), seed, 0.0)
+        | {"length_accuracy": [0.0, y, y * (0.5 + 0.1 * o + 0.01 * seed)]}
+        for seed in range(seeds)
+        for o, y in enumerate(accuracies)
+    ]
+
+
+def kept_verdict(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    verdicts = report.summarise(rows, 4)["verdicts"]
+    return next(v for v in verdicts if "keep more" in v["claim"])
+
+
+def test_models_that_learned_nothing_keep_nothing() -> None:
+    assert kept_verdict(length_rows(0.95, 0.95, 0.95))["holds"]
+    # Chance is kept whole: the strong gates' failures must not count for them.
+    found = kept_verdict(length_rows(0.95, 0.02, 0.02))
+    assert not found["holds"]
+    assert "too few learned" in found["detail"]
+    assert "5 of 15 runs reached 0.9" in found["detail"]
+    assert kept_verdict(length_rows(0.95, 0.02, 0.95))["holds"]  # two offsets learned
+    assert not kept_verdict(length_rows(0.95, 0.95, 0.95, seeds=4))["holds"]
+    assert "4 seeds, fewer than 5" in kept_verdict(length_rows(0.95, 0.95, seeds=4))["detail"]
+
+
+def test_larger_pools_are_those_beyond_the_trainings() -> None:
+    """At the paper's size the tests begin far below it."""
+    s = settings.PAPER
+    row = {"lengths": list(s.lengths), "length_accuracy": [0.1, 0.2, 0.3, 0.9, 0.5, 0.4, 0.3, 0.2]}
+    assert report.within(row, s.length_pool) == 0.9
+    assert report.beyond(row, s.length_pool) == pytest.approx(0.35)
+    with pytest.raises(ValueError, match="lack pools of 8"):
+        dataclasses.replace(TINY, length_pool=8, lengths=(4, 16))
+
+
+def test_a_failed_run_is_counted_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from synthetic.conclusion import conclude
+
+    rows = [{"offset": 1.0, "failed": "run x: the loss"}, {"offset": 0.0}]
+    seen: list[Any] = []
+
+    def summarise(measured: list[dict[str, Any]]) -> dict[str, Any]:
+        seen.extend(measured)
+        return {"verdicts": [], "cpu_seconds": 1.0}
+
+    found = conclude(tmp_path, rows, summarise, lambda *_: None)
+    assert found["failed"] == ["run x: the loss"]
+    assert seen == rows[1:]
+    assert "failed         run x: the loss" in capsys.readouterr().out
+    with pytest.raises(UserError, match="all 1 runs failed, the first: run x.*--offsets"):
+        conclude(tmp_path, rows[:1], summarise, lambda *_: None)

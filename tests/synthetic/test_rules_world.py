@@ -126,7 +126,11 @@ def test_prompts_are_parsed_back_and_every_right_answer_is_known(pools: Pools, s
             for (start, end), n in known.items()
             if start == now and reachable(w, turn + 1, numbers[end], int(asked[i, 2]))
         }
-        assert {int(n) for n in e.right_names(known=True)[i] if n >= 0} == leading
+        assert {int(n) for n in e.right_names("known")[i] if n >= 0} == leading
+        renamed = {int(n) for n in e.right_names("renamed")[i] if n >= 0}
+        assert renamed == right - set(w.names[turn].tolist())
+        if pools.oracle == "resampled":
+            assert e.right_names("renamed")[i, 0] == int(answer)
         if pools.oracle == "absent":
             assert int(answer) in leading
         if pools.oracle == "resampled":

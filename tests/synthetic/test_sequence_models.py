@@ -79,11 +79,11 @@ def test_drift_is_the_median_over_all_heads() -> None:
     after = sm.gate_state(model, batch)
     found = sm.drift(before, after)
     for source in ("weights", "data"):
-        assert len(before[source]) == 4
+        assert len(before[source].alpha) == 4
         half = found[f"tau_initial_{source}"] / 2
         assert found[f"tau_final_{source}"] == pytest.approx(half, rel=1e-3)
         assert found[f"delta_alpha_{source}"] == pytest.approx(
-            float(np.median(np.abs(after[source] - before[source])))
+            float(np.median(np.abs(after[source].alpha - before[source].alpha)))
         )
 
 
@@ -93,7 +93,22 @@ def test_the_measured_step_is_the_mean_of_the_mixers_own() -> None:
         with torch.no_grad():
             mixer.in_proj.weight[-mixer.num_heads :] = 0
     state = sm.gate_state(model, batch_of())
-    np.testing.assert_allclose(state["data"], state["weights"], rtol=1e-6)
+    np.testing.assert_allclose(state["data"].alpha, state["weights"].alpha, rtol=1e-6)
+    np.testing.assert_allclose(state["data"].tau, state["weights"].tau, rtol=1e-6)
+
+
+def test_tau_is_finite_where_alpha_rounds_to_one() -> None:
+    model = sm.build(TINY["mamba2"], kv.SMALL.task.vocab, 64, seed=0, offset=-29.9)
+    state = sm.gate_state(model, batch_of())
+    with torch.no_grad():
+        for mixer in sm.mixers(model):
+            mixer.A_log -= 10
+    assert (sm.gate_state(model, batch_of())["weights"].alpha == 1).all()
+    found = sm.drift(state, sm.gate_state(model, batch_of()))
+    assert all(math.isfinite(v) and v >= 0 for v in found.values())
+    assert found["tau_final_data"] == pytest.approx(
+        found["tau_initial_data"] * math.exp(10), rel=1e-3
+    )
 
 
 def test_muon_takes_the_layers_matrices_and_adamw_the_rest() -> None:

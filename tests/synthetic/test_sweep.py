@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gatewright.errors import UserError
-from synthetic.sweep import Sweep, gathered, verdict
+from synthetic.sweep import Sweep, verdict
 
 
 def test_rows_survive_and_a_broken_line_is_cut_off(tmp_path: Path) -> None:
@@ -44,6 +44,40 @@ def test_finished_or_foreign_folders_are_refused(tmp_path: Path) -> None:
         Sweep(tmp_path / "other", "x", {})
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"[1]", "holds another program's files"),
+        (b'{"hidden_size": 64}', "holds another program's files"),
+        (b"\xff\x00\x9c", "config.json: is damaged"),
+        (b'{"experiment": "x", "st', "config.json: is damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_config_is_refused_and_kept(
+    config: bytes, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(config)
+    with pytest.raises(UserError, match=message):
+        Sweep(tmp_path, "x", {"steps": 3})
+    assert path.read_bytes() == config
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_a_folder_that_cannot_be_written_or_named_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"--out .*: cannot create or write it \(File name too"):
+        Sweep(tmp_path / ("n" * 300), "x", {})
+
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("synthetic.sweep.artifact.write_json", denied)  # root may write anywhere
+    with pytest.raises(UserError, match=r"cannot create or write it \(Permission denied\)"):
+        Sweep(tmp_path, "x", {})
+
+
 def test_verdicts_are_plain_json() -> None:
     assert json.loads(json.dumps(verdict("c", True, 0.25, "d")))["number"] == 0.25
 
@@ -59,36 +93,25 @@ def test_a_sweep_may_be_continued_with_more_seeds_but_no_other_settings(tmp_path
         Sweep(tmp_path / "x", "test", {"seeds": [0, 1], "lr": 2.0}, free=("seeds",))
 
 
-def test_finished_folders_are_gathered(tmp_path: Path) -> None:
-    for i in range(2):
-        with Sweep(tmp_path / str(i), "test", {"size": "small", "seed": i}) as sweep:
-            sweep.add({"seed": i, "y": 0.5})
-            sweep.finish({})
-    folders = [tmp_path / "0", tmp_path / "1"]
-    with gathered(folders, tmp_path / "all", "test", ["seed"]) as sweep:
-        assert [r["seed"] for r in sweep.rows] == [0, 1]
-    with gathered(
-        folders, tmp_path / "all", "test", ["seed"]
-    ) as sweep:  # interrupted before its end
-        assert [r["seed"] for r in sweep.rows] == [0, 1]
-    with pytest.raises(UserError, match="holds test, not rules"):
-        gathered(folders, tmp_path / "other", "rules", ["seed"])
-    with pytest.raises(UserError, match="repeats the run 0"):
-        gathered([folders[0], folders[0]], tmp_path / "other", "test", ["seed"])
-    with Sweep(tmp_path / "again", "test", {"size": "small"}) as sweep:
-        sweep.add({"seed": 1, "y": 0.7})
-        sweep.finish({})
-    three = [*folders, tmp_path / "again"]
-    with gathered(three, tmp_path / "new", "test", ["seed"], replace=True) as sweep:
-        assert [r["y"] for r in sweep.rows] == [0.5, 0.7]
-        assert sweep.config["size"] == "small"
-        assert "seed" not in sweep.config
-    with Sweep(tmp_path / "2", "test", {"size": "paper"}) as sweep:
-        sweep.finish({})
-    with pytest.raises(UserError, match="mixes the sizes paper, small"):
-        gathered([*folders, tmp_path / "2"], tmp_path / "other", "test", ["seed"])
-    assert not (tmp_path / "other").exists()
-    with Sweep(tmp_path / "3", "test", {"size": "small"}):
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    first = Sweep(tmp_path / "x", "test", {"seeds": [0]}, free=("seeds",))
+    with pytest.raises(UserError, match="another process is writing there"):
+        Sweep(tmp_path / "x", "test", {"seeds": [1]}, free=("seeds",))
+    assert json.loads((tmp_path / "x" / "config.json").read_text())["seeds"] == [0]
+    first.add({"seed": 0})
+    with first:
         pass
-    with pytest.raises(UserError, match="--runs"):
-        gathered([tmp_path / "3"], tmp_path / "other", "test", ["seed"])
+    with Sweep(tmp_path / "x", "test", {"seeds": [1]}, free=("seeds",)) as second:
+        assert second.has(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(b"5\n", "line 1 is no row"), (b'{"a": 1}\n\xff\n', "line 2 is damaged")],
+)
+def test_damaged_rows_are_named(tmp_path: Path, data: bytes, message: str) -> None:
+    with Sweep(tmp_path / "x", "test", {}):
+        pass
+    (tmp_path / "x" / "results.jsonl").write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        Sweep(tmp_path / "x", "test", {})

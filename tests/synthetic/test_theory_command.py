@@ -80,11 +80,17 @@ def test_the_crossover_is_interpolated_or_absent() -> None:
     ("argv", "message"),
     [
         (("e",), "a,b,c,d,all|invalid choice"),
-        (("a", "--alpha0", "0.1,2"), "--alpha0 0.1,2"),
+        (("a", "--alpha0", "0.1,2"), r"--alpha0 \(panel a\) 0.1,2: each"),
         (("a", "--alpha0", "x"), "numbers separated by commas"),
         (("a", "--tau", "3"), "--tau belongs to panels c and d"),
         (("c", "--alpha0", "0.3"), "--alpha0 belongs to panels a and b"),
         (("a", "--seeds", "0"), "--seeds must be positive"),
+        (("a", "--seeds", "100000000000000000000"), "--seeds 1000.*at most"),
+        (("b", "--alpha0", "1e-15"), r"--alpha0 \(panel b\) 1e-15: .*between 1e-05 and 0.18"),
+        (("b", "--alpha0", "0.3"), r"--alpha0 \(panel b\) 0.3: each"),
+        (("a", "--alpha0", ""), r"--alpha0 \(panel a\) '': give at least one"),
+        (("c", "--tau", ""), "--tau '': give at least one"),
+        (("c", "--alpha0", ""), "--alpha0 belongs to panels a and b"),
         (("a", "--sedes", "3"), "did you mean '--seeds'"),
     ],
 )
@@ -92,3 +98,25 @@ def test_bad_input_is_named(tmp_path: Path, argv: tuple[str, ...], message: str)
     with pytest.raises(UserError, match=message):
         run(tmp_path / "x", *argv)
     assert not (tmp_path / "x").exists()
+
+
+def test_the_ends_of_panel_bs_range_escape() -> None:
+    from synthetic.theory import flow
+
+    for alpha0 in settings.ALPHA0_RANGE["b"]:
+        for train_gate in (True, False):
+            assert flow.full_flow(alpha0, 32, 0.1, train_gate=train_gate) > 0
+
+
+def test_seeds_without_a_crossing_are_not_counted(tmp_path: Path) -> None:
+    three = settings.Settings((0.1, 0.3), seeds=3, steps=2)
+    with Sweep(tmp_path / "x", "theory", {}) as sweep:
+        for seed in range(3):
+            for alpha0, gap in ((0.1, -1.0), (0.3, 1.0 if seed else -1.0)):
+                for gate in settings.GATES:
+                    sweep.add(
+                        {"panel": "a", "alpha0": alpha0, "gate": gate, "seed": seed,
+                         "delta_m": 2.0, "delta_r": 2.0 + gap}
+                    )  # fmt: skip
+        _, (claim,) = short_panels.summarise_a(sweep, three)
+    assert "2 of 3 seeds" in claim["detail"]

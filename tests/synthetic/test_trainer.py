@@ -10,6 +10,7 @@ import torch
 from synthetic import sequence_models as sm
 from synthetic import trainer
 from synthetic.key_value import task as tasks
+from synthetic.ranks import Diverged
 from synthetic.sequences import Batch
 from synthetic.trainer import Recipe
 
@@ -71,15 +72,51 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(tmp_path: Path, optimi
     assert file.exists()
     resumed = sm.build(SIZE, TASK.vocab, 64, seed=3)
     twice = trainer.train(resumed, draw, recipe, lambda s: {}, checkpoint=file, **kwargs)
-    assert not file.exists()
     assert [c["step"] for c in twice.curve] == [c["step"] for c in once.curve]
     for a, b in zip(whole.parameters(), resumed.parameters(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_a_file_of_another_run_is_not_resumed_from(tmp_path: Path) -> None:
+    file, name = tmp_path / "partial.pt", {"seed": 0, "offset": -5.0}
+    trainer.train(model(), draw, RECIPE, lambda s: {}, desc="t", checkpoint=file, name=name)
+    assert file.exists()
+    for other in ({"seed": 0, "offset": None}, {"seed": 1, "offset": -5.0}, None):
+        fresh = trainer.train(
+            model(), draw, RECIPE, lambda s: {"new": s}, desc="t", checkpoint=file, name=other
+        )
+        assert [c["new"] for c in fresh.curve] == [5, 10, 12]
+        trainer.train(model(), draw, RECIPE, lambda s: {}, desc="t", checkpoint=file, name=name)
+    file.unlink()
+    assert trainer.train(model(), draw, RECIPE, lambda s: {}, desc="t", checkpoint=file).steps == 12
+
+
+def test_a_kill_in_the_final_evaluation_loses_nothing(tmp_path: Path) -> None:
+    """Also after an early stop: the run is not trained further."""
+    file, kwargs = tmp_path / "partial.pt", {"desc": "t", "name": {"seed": 0}}
+
+    def train(m: torch.nn.Module, draw: Any) -> trainer.Trained:
+        return trainer.train(
+            m, draw, RECIPE, lambda s: {"acc": s}, stop=lambda c: c["acc"] >= 10,
+            checkpoint=file, **kwargs,
+        )  # fmt: skip
+
+    once = model()
+    done = train(once, draw)
+
+    def no_more(step: int) -> Batch:
+        raise AssertionError(step)
+
+    again = sm.build(SIZE, TASK.vocab, 64, seed=3)
+    assert train(again, no_more) == done
+    assert done.steps == 10
+    for a, b in zip(once.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:
     broken = model()
     with torch.no_grad():
         next(iter(broken.parameters())).fill_(float("nan"))
-    with pytest.raises(ArithmeticError, match="not finite before step 5"):
+    with pytest.raises(Diverged, match="not finite before step 5"):
         trainer.train(broken, draw, RECIPE, lambda s: {}, desc="t")

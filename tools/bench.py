@@ -77,8 +77,7 @@ def settings(args: Args) -> list[tuple[str, int]]:
             "`python -m tools.bench list` shows all"
         )
     module = importlib.import_module(f"tools.benchmarks.{args.name}")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    default_threads: Sequence[int] = getattr(module, "THREADS", sorted({1, cores or 1}))
+    default_threads: Sequence[int] = getattr(module, "THREADS", sorted({1, launch.cores()}))
     allocators = [a.strip() for a in args.allocators.split(",") if a.strip()]
     for a in allocators:
         if a not in ALLOCATORS:

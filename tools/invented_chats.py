@@ -16,6 +16,7 @@ import collections
 import dataclasses
 import itertools
 import json
+import math
 import re
 import uuid
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ Kind = Literal["varied", "recall"]
 WORD = re.compile(r"(?<![\w.])[a-z]{3,9}(?![\w])")
 TOO_COMMON = 150
 """So many of the most frequent words are left out: `the` tells no tools apart."""
+TRIES = 10_000
+"""So many rows one after another, each with a name that another tool has: no name is left."""
 ASKING = (
     "{what}.", "Please {what}.", "Can you {what}?", "I need to {what}.", "I want to {what}.",
     "Could you {what} for me?", "Help me to {what}.", "{what}, please.",
@@ -74,6 +77,8 @@ class Args:
             raise UserError(f"--tools {self.tools}: give 0 or more")
         if self.words < 50:
             raise UserError(f"--words {self.words}: give at least 50")
+        if not 0 < self.text_mb < math.inf:
+            raise UserError(f"--text-mb {self.text_mb}: give a positive number")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,15 +220,28 @@ def row(number: int, words: Words, args: Args) -> dict[str, Any]:
 
 
 def unambiguous_rows(words: Words, args: Args) -> Iterator[dict[str, Any]]:
-    """Yield chats in which a name always stands for the same tool."""
+    """Yield chats in which a name always stands for the same tool.
+
+    Raises:
+        UserError: the words make no further name.
+    """
     known: dict[str, Any] = {}
+    refused = 0
     for number in itertools.count():
         made = row(number, words, args)
         (tool,) = made["tools"]
         name = tool["function"]["name"]
         if name not in known or (args.tools and known[name] == tool):
             known[name] = tool
+            refused = 0
             yield made
+            continue
+        refused += 1
+        if refused > max(TRIES, args.tools):
+            raise UserError(
+                f"--rows {args.rows}: {len(words.all)} words make {len(known)} different tool "
+                "names only; lower it, or raise --words"
+            )
 
 
 def main(args: Args) -> None:

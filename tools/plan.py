@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from typing import Any
@@ -40,6 +41,12 @@ class Args:
     """Model FLOPs utilisation to expect; measure it with tests/gpu/run.sh."""
     json: bool = False
     """Print JSON instead of a table."""
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise UserError(f"--gpus {self.gpus}: must be at least 1")
+        if not 0 < self.peak_tflops < math.inf:
+            raise UserError(f"--peak-tflops {self.peak_tflops}: must be finite and above 0")
 
     @classmethod
     def of_recipe(cls, name: str) -> Args:

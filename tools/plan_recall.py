@@ -5,13 +5,15 @@
 
 The first prints the (layers, D, N) that reach a target recall; the second the recall that
 the capacity law predicts for a checkpoint's state, for example with as many tools in a pool
-as there are facts.  These are predictions of an upper bound on the state, not measurements:
-a trained model may fall short of them for other reasons.
+as there are facts.  These are predictions for an idealised task, not measurements and no bound:
+trained cells recalled up to .17 more (docs/results/capacity), and a model may recall less for
+any other reason.  Where N > D the law promises too much, so that no such size is planned.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
@@ -22,6 +24,12 @@ from gatewright.errors import UserError
 
 PROG = "python -m tools.plan_recall"
 WIDTHS = (16, 32, 64, 128, 256, 512, 768, 1024, 2048, 4096)
+PREDICTION = "capacity law (remark 4.3, theorem 4.6), not a measurement"
+SOURCE_OF_A = {
+    "linear": "theory; measured in docs/results/capacity",
+    "full": "the paper's value for a full Mamba; docs/results/capacity says what was measured here",
+}
+MANY_SLOTS = "N > D: the law promises too much, a layer has no more than D independent slots"
 
 
 @dataclasses.dataclass
@@ -52,8 +60,8 @@ class Args:
     def __post_init__(self) -> None:
         if not 0 < self.recall < 1:
             raise ValueError(f"--recall lies strictly between 0 and 1, not {self.recall}")
-        if self.vocab is not None and self.vocab < 2:
-            raise ValueError(f"--vocab must be at least 2, not {self.vocab}")
+        if self.vocab is not None and not 2 <= self.vocab <= recall_law.MOST:
+            raise ValueError(f"--vocab must lie between 2 and {recall_law.MOST}")
         for flag, value in (("--layers", self.layers), ("--model", self.model)):
             if self.checkpoint is not None and value is not None:
                 raise ValueError(f"{flag}: --checkpoint says it already; leave it out")
@@ -66,19 +74,39 @@ def read_state(folder: Path) -> recall_law.State:
         UserError: no config.json, or not one of a model with a recurrent state.
     """
     path = Path(folder) / "config.json"
-    if not path.is_file():
-        raise UserError(f"--checkpoint {folder}: has no config.json")
     try:
+        if Path(folder).is_file():
+            raise UserError(f"--checkpoint {folder}: is a file; give the folder that holds it")
+        if (Path(folder) / "checkpoint" / "config.json").is_file():
+            raise UserError(
+                f"--checkpoint {folder}: is an experiment's folder; give {folder}/checkpoint"
+            )
+        if not path.is_file():
+            raise UserError(f"--checkpoint {folder}: has no config.json")
         config: dict[str, Any] = json.loads(path.read_text())
         state = recall_law.state_of(config)
-    except (json.JSONDecodeError, AttributeError, KeyError, TypeError, ValueError) as e:
+    except OSError as e:
+        raise UserError(f"--checkpoint {folder}: cannot read it ({e.strerror})") from e
+    except (AttributeError, KeyError, ValueError) as e:
         raise UserError(f"{path}: cannot read the state's size ({type(e).__name__}: {e})") from e
     if state is None:
+        groups = f" with n_groups {config['n_groups']}" if "n_groups" in config else ""
         raise UserError(
-            f"{path}: model_type {config.get('model_type', '')!r} has no fixed state that the law "
-            "describes; it holds for mamba, mamba2 and synthetic.capacity checkpoints"
+            f"{path}: model_type {config.get('model_type', '')!r}{groups} has no fixed state that "
+            "the law describes; it holds for mamba, mamba2 with n_groups 1 and synthetic.capacity "
+            "checkpoints"
         )
     return state
+
+
+def counts(flag: str, text: str) -> list[int]:
+    """Return the whole numbers of a flag, each from 1 to the largest that the law takes."""
+    return cli.numbers(flag, text, int, least=1, most=recall_law.MOST)
+
+
+def finite(facts: float) -> float | None:
+    """Return a number of facts; None where guessing reaches the target at any number."""
+    return None if math.isinf(facts) else facts
 
 
 def for_checkpoint(args: Args) -> dict[str, Any]:
@@ -93,7 +121,7 @@ def for_checkpoint(args: Args) -> dict[str, Any]:
         )
     task = state.task or args.task or "mqar"
     return {
-        "prediction": "capacity law (remark 4.3, theorem 4.6), not a measurement",
+        "prediction": PREDICTION,
         "d": state.d,
         "n": state.n,
         "layers": state.layers,
@@ -101,29 +129,31 @@ def for_checkpoint(args: Args) -> dict[str, Any]:
         "task": task,
         "model": state.model,
         "a": recall_law.PAIRS_PER_FACT[state.model, task],
+        "a_source": SOURCE_OF_A[state.model],
         "b": recall_law.REACH[args.reach](state.vocab),
+        "caution": MANY_SLOTS if state.more_slots_than_channels else None,
         "recall_at_facts": {
-            str(f): state.recall(f, task, args.reach)
-            for f in cli.numbers("--facts", args.facts, int, least=1)
+            str(f): state.recall(f, task, args.reach) for f in counts("--facts", args.facts)
         },
-        "facts_at_half": state.facts_at(0.5, task, args.reach),
-        "facts_at_target": state.facts_at(args.recall, task, args.reach),
+        "facts_at_half": finite(state.facts_at(0.5, task, args.reach)),
+        "facts_at_target": finite(state.facts_at(args.recall, task, args.reach)),
         "target": args.recall,
     }
 
 
 def sizes(args: Args) -> dict[str, Any]:
-    """Return, for each number of facts, layers and width D, the N that reaches the target."""
+    """Return, for each number of facts, layers and width D, the N <= D that reaches the target."""
     if args.vocab is None:
         raise UserError("--vocab is needed without --checkpoint: how many answers compete?")
-    a = recall_law.PAIRS_PER_FACT[args.model or "full", args.task or "mqar"]
+    model = args.model or "full"
+    a = recall_law.PAIRS_PER_FACT[model, args.task or "mqar"]
     b = recall_law.REACH[args.reach](args.vocab)
     rows = []
-    for facts in cli.numbers("--facts", args.facts, int, least=1):
-        for layers in cli.numbers("--layers", args.layers or "1", int, least=1):
+    for facts in counts("--facts", args.facts):
+        for layers in counts("--layers", args.layers or "1"):
             for d in WIDTHS:
                 n = recall_law.state_size_for(args.recall, facts, d, a, b, layers)
-                if math.isinf(n):
+                if n > d:
                     continue
                 n = max(1, math.ceil(n))
                 rows.append(
@@ -137,11 +167,13 @@ def sizes(args: Args) -> dict[str, Any]:
                     }
                 )
     return {
-        "prediction": "capacity law (remark 4.3, theorem 4.6), not a measurement",
+        "prediction": PREDICTION,
         "vocab": args.vocab,
         "target": args.recall,
         "a": a,
+        "a_source": SOURCE_OF_A[model],
         "b": b,
+        "left_out": MANY_SLOTS,
         "smallest_d": recall_law.smallest_width(args.recall, b),
         "sizes": rows,
     }
@@ -159,20 +191,32 @@ def main(args: Args) -> None:
             f"V {found['vocab']}, {found['task']}, {found['model']} (a {found['a']:g}, "
             f"b {found['b']:.3f})"
         )
+        print(f"a: {found['a_source']}")
+        if found["caution"]:
+            print(found["caution"])
         for facts, value in found["recall_at_facts"].items():
             print(f"{facts:>8} facts  predicted recall {value:.3f}")
-        print(f"predicted 50% at {found['facts_at_half']:.1f} facts")
-        print(f"predicted {found['target']:.0%} at {found['facts_at_target']:.1f} facts")
+        for target, at in ((0.5, found["facts_at_half"]), (args.recall, found["facts_at_target"])):
+            where = "any number of" if at is None else f"{at:.1f}"
+            print(f"predicted {100 * target:g}% at {where} facts")
         return
     print(
         f"V {found['vocab']}, target {found['target']:g}: D must exceed {found['smallest_d']:.1f}"
     )
+    print(f"a {found['a']:g}: {found['a_source']}")
     print(f"{'facts':>7} {'layers':>6} {'D':>5} {'N':>6} {'state':>9} {'recall':>7}")
     for row in found["sizes"]:
         print(
             f"{row['facts']:>7} {row['layers']:>6} {row['d']:>5} {row['n']:>6} "
             f"{row['state_elements']:>9} {row['recall']:>7.3f}"
         )
+    planned = {(row["facts"], row["layers"]) for row in found["sizes"]}
+    for facts, layers in itertools.product(
+        counts("--facts", args.facts), counts("--layers", args.layers or "1")
+    ):
+        if (facts, layers) not in planned:
+            print(f"{facts:>7} {layers:>6}  no D up to {WIDTHS[-1]} with N <= D reaches it")
+    print(f"left out: sizes with {found['left_out']}")
 
 
 if __name__ == "__main__":

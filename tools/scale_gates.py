@@ -28,7 +28,7 @@ PROG = "python -m tools.scale_gates"
 class Args:
     """Copy a checkpoint with its gates rescaled; nothing but A_log changes."""
 
-    checkpoint: Annotated[Path, tyro.conf.Positional]
+    checkpoint: Annotated[str, tyro.conf.Positional]
     """Folder of the checkpoint: Hugging Face, mamba_ssm, Megatron or DeepSpeed universal."""
     out: Path | None = None
     """Folder to write. Several edits write DIR-s0.5, DIR-s2, ... (-d-1: offset, -tau4096)."""
@@ -53,7 +53,8 @@ class Args:
     force: bool = False
     """Allow scales outside [1/64, 64]."""
     link: bool = False
-    """Hard-link unchanged files and reflink changed ones where the filesystem can."""
+    """Hard-link unchanged weight files, reflink others where the filesystem can. Do not write into
+    either folder's weight files afterwards: they are the same files."""
     hash: bool = False
     """Hash every byte for the manifest (3 GB: seconds). Otherwise files above 64 MB have the hash
     that CKPT's manifest states, or a mark of their size, both ends and the edits."""
@@ -65,10 +66,17 @@ class Args:
 
 def main(args: Args) -> None:
     """Rescale the gates of a checkpoint, leaving every other byte as it is."""
+    for flag, path in (
+        ("--out", args.out),
+        ("--from", args.from_),
+        ("--calibrate", args.calibrate),
+    ):
+        if path == Path():
+            raise UserError(f"{flag}: is empty, or the current folder; give a path")
     if args.undo:
         _undo(args)
         return
-    from gatewright.gates import edits, find, report, rewrite
+    from gatewright.gates import edits, find, growth, report, rewrite
     from gatewright.runlog import progress
 
     wanted = asked(args)
@@ -78,6 +86,8 @@ def main(args: Args) -> None:
         raise UserError("name the folder to write (--out DIR), or edit --in-place")
     if args.in_place and (len(wanted) > 1 or args.keep_fp32_gates or args.link):
         raise UserError("--in-place: takes one edit, without --keep-fp32-gates and --link")
+    if args.context_length is not None:
+        growth.check_context(args.context_length)
     gates = find.find_gates(args.checkpoint)
     measured = None
     if args.calibrate is not None:
@@ -90,8 +100,6 @@ def main(args: Args) -> None:
     for warning in gates.warnings:
         print(f"warning: {warning}")
     if args.context_length is not None:
-        from gatewright.gates import growth
-
         for plan in plans:
             for warning in growth.warnings(plan, gates, args.context_length, measured):
                 print(f"warning: {plan.edit.label}: {warning}")
@@ -132,7 +140,9 @@ def _undo(args: Args) -> None:
         raise UserError(
             f"--undo: takes no other flag, not --{others[0].strip('_').replace('_', '-')}"
         )
-    print(f"{args.checkpoint}: {in_place.undo(args.checkpoint)} places restored")
+    if not args.checkpoint:
+        raise UserError("the checkpoint's path is empty; name its folder")
+    print(f"{args.checkpoint}: {in_place.undo(Path(args.checkpoint))} places restored")
 
 
 def asked(args: Args) -> list[Edit]:
@@ -150,8 +160,7 @@ def asked(args: Args) -> list[Edit]:
     layers = None if args.layers is None else parse_selection(args.layers, "--layers")
     heads = None if args.heads is None else parse_selection(args.heads, "--heads")
     if args.from_ is not None:
-        key, rows = read_table(args.from_)
-        return [Edit("table", table_key=key, table=rows, layers=layers, heads=heads)]
+        return [dataclasses.replace(read_table(args.from_), layers=layers, heads=heads)]
     ((kind, text),) = given.items()
     flag = "--" + kind.replace("_", "-")
     values = cli.numbers(flag, text, float)

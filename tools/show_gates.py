@@ -22,7 +22,7 @@ from gatewright.errors import UserError
 class Args:
     """Show effective lengths of a checkpoint's gates, and their drift between two."""
 
-    checkpoints: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    checkpoints: Annotated[tuple[str, ...], tyro.conf.Positional]
     """One checkpoint folder, or two of the same model (before, after)."""
     json: bool = False
     """Print everything, per head, as JSON instead of tables."""
@@ -36,11 +36,16 @@ class Args:
 
 def main(args: Args) -> None:
     """Show effective lengths of a checkpoint's gates, and their drift between two."""
-    from gatewright.gates import figure, find, statistics, tables
+    from gatewright.gates import figure, find, growth, statistics, tables
 
+    for flag, given in (("--svg", args.svg), ("--calibrate", args.calibrate)):
+        if given == Path():
+            raise UserError(f"{flag}: is empty, or the current folder; give a path")
     if len(args.checkpoints) not in (1, 2):
         raise UserError("name one checkpoint folder, or two of the same model")
-    contexts = cli.numbers("--context-lengths", args.context_lengths, int, least=1)
+    contexts = cli.numbers(
+        "--context-lengths", args.context_lengths, int, least=1, most=growth.MAX_CONTEXT
+    )
     dt_from = "weights" if args.calibrate is None else "data"
     found: list[list[statistics.LayerGates]] = []
     shown: list[dict[str, Any]] = []
@@ -53,7 +58,7 @@ def main(args: Args) -> None:
             dts = calibrate.measure(gates, args.calibrate).dt
         found.append(statistics.layer_gates(gates, dts))
         source = {
-            "checkpoint": str(path),
+            "checkpoint": path,
             "model_type": gates.model_type,
             "dt_from": dt_from,
             "warnings": list(gates.warnings),
@@ -61,7 +66,7 @@ def main(args: Args) -> None:
         shown.append(statistics.as_json(found[-1], source, contexts))
     moved = statistics.drift(*found) if len(found) == 2 else None
     if args.svg is not None:
-        titles = [(str(path), layers) for path, layers in zip(args.checkpoints, found, strict=True)]
+        titles = list(zip(args.checkpoints, found, strict=True))
         try:
             args.svg.write_text(figure.tau_svg(titles, dt_from, contexts), encoding="utf-8")
         except OSError as e:
@@ -73,7 +78,7 @@ def main(args: Args) -> None:
     for path, layers, about in zip(args.checkpoints, found, shown, strict=True):
         for warning in about["warnings"]:
             print(f"warning: {warning}")
-        print(tables.gates_table(layers, str(path), dt_from, contexts))
+        print(tables.gates_table(layers, path, dt_from, contexts))
     if moved is not None:
         print(tables.drift_table(moved))
 

@@ -75,7 +75,7 @@ def test_a_few_tools_are_asked_for_in_many_ways(tmp_path: Path) -> None:
 def test_rows_are_usable_and_repeatable(tmp_path: Path) -> None:
     rows = made(tmp_path)
     for row in rows[:20]:
-        chat = read_row(json.dumps(row).encode(), "here")
+        chat = read_row(json.dumps(row).encode())
         assert chat.repairs == []
         assert chat.called == [parts(row)[1]["name"]]
     assert made(tmp_path) == rows
@@ -91,8 +91,20 @@ def test_rows_are_usable_and_repeatable(tmp_path: Path) -> None:
         ({"tools": -1}, "--tools -1"),
         ({"words": 10}, "--words 10"),
         ({"words": 500}, "the text holds 160 usable ones"),
+        ({"text_mb": 0.0}, "--text-mb 0.0"),
+        ({"text_mb": -1.0}, "--text-mb -1.0"),
+        ({"text_mb": float("nan")}, "--text-mb nan"),
+        ({"text_mb": float("inf")}, "--text-mb inf"),
     ],
 )
 def test_what_cannot_be_made_is_refused(tmp_path: Path, changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         made(tmp_path, **changes)
+
+
+def test_names_that_run_out_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(invented_chats, "TRIES", 5)
+    with pytest.raises(
+        UserError, match=r"--rows 3000: 50 words make \d+ different tool names only"
+    ):
+        made(tmp_path, kind="recall", words=50, rows=3000)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gatewright import artifact
+from gatewright.errors import UserError
 from gatewright.gates import find, statistics
 from tests.gatewright.gates import families
 from tests.gatewright.gates.test_calibrate import add_tokenizer
@@ -118,6 +119,16 @@ def test_calibrate_and_the_no_decay_warning(model: Path, tmp_path: Path) -> None
         (["--undo", "--in-place"], "not --in-place"),
         (["--undo", "--scale", "2"], "--undo: takes no other flag"),
         (["--scale", "1,1"], "asked for twice"),
+        (["--scale", "2", "--out", ""], "--out: is empty"),
+        (["--from", ""], "--from: is empty"),
+        (["--scale", "2", "--calibrate", ""], "--calibrate: is empty"),
+        (["--scale", "1_0"], "--scale 1_0: '1_0' is not a number"),
+        (["--scale", "0.5,,"], "--scale 0.5,,: '' is not a number"),
+        (["--scale", "2", "--layers", "9" * 5000], "write numbers below 1,000,000"),
+        (["--scale", "2", "--context-length", "9" * 400], "give a number of tokens from 1 to"),
+        (["--scale", "2", "--context-length", "0", "--calibrate", "none"], "--context-length 0"),
+        (["--target-tau", "1e7"], "--target-tau 1e+07: scales a decay rate of layer 0 by"),
+        (["--scale", "2", "--out", "{tmp}/" + "x" * 300], "cannot create it (File name too long)"),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
@@ -126,7 +137,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     from gatewright import cli
     from tools import scale_gates
 
-    argv = [str(model), *words]
+    argv = [str(model), *(word.replace("{tmp}", str(tmp_path)) for word in words)]
     if "--undo" not in words and "--out" not in words:
         argv += ["--out", str(tmp_path / "out")]
     with pytest.raises(SystemExit) as left:
@@ -136,6 +147,19 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("words", [["--scale", "2", "--in-place"], ["--undo"]])
+def test_an_empty_path_is_not_the_current_folder(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`scale_gates "$UNSET" --in-place`, typed inside a checkpoint, must not edit it."""
+    from gatewright import cli
+    from tools import scale_gates
+
+    monkeypatch.chdir(families.save("mamba2", tmp_path / "m"))
+    with pytest.raises(UserError, match="the checkpoint's path is empty"):
+        scale_gates.main(cli.parse(scale_gates.Args, ["", *words], prog="scale_gates"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

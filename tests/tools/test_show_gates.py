@@ -71,6 +71,10 @@ def test_two_checkpoints_give_the_drift_table_and_a_figure(
         (["a", "b", "c"], "name one checkpoint folder, or two"),
         (["nowhere"], "nowhere: no such folder"),
         (["{model}", "--context-lengths", "0"], "--context-lengths 0: each must be at least 1"),
+        (["{model}", "--context-lengths", "9" * 400], "each must be at most"),
+        ([""], "the checkpoint's path is empty; name its folder"),
+        (["{model}", "--svg", ""], "--svg: is empty"),
+        (["{model}", "--calibrate", ""], "--calibrate: is empty"),
         (["{model}", "--svg", "/nowhere/x.svg"], "--svg /nowhere/x.svg: cannot be written"),
     ],
 )

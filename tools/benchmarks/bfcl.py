@@ -1,9 +1,9 @@
-"""BFCL harness: questions per second against a plain generate() loop, ranking, scoring, decoding.
+"""BFCL harness: answers per second against a plain generate() loop, ranking, scoring, decoding.
 
 - Generation: `python -m eval_bfcl.generate` on random 4.5M models against transformers'
   `generate()` one prompt at a time with its own kernels; same model, prompts and limit of new
-  tokens, the time to load the model left out on both sides.  Random models do not end their
-  turn, so both sides write the same number of tokens.
+  tokens, the time to load the model and to tokenize left out on both sides.  Random models do
+  not end their turn, so both sides write the same number of tokens.
 - Ranking: pools for 400 questions over 10,000 tools against rank-bm25, index included; the
   rankings must be equal.
 - Scoring: parsing and official verdict of the 400 published answers (no peer).
@@ -196,11 +196,10 @@ def _generation(options: Options, scratch: Path, family: str, folder: Path) -> I
     stop = [tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>")]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
 
-    def plain(prompts: list[str]) -> int:
-        """Answer one prompt after the other; return the number of tokens written."""
+    def plain(prompts: list[torch.Tensor]) -> int:
+        """Answer one prompt (its tokens) after the other; return the number of tokens written."""
         written = 0
-        for prompt in prompts:
-            ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        for ids in prompts:
             with torch.inference_mode():
                 new = model.generate(
                     ids, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=stop
@@ -215,7 +214,8 @@ def _generation(options: Options, scratch: Path, family: str, folder: Path) -> I
     prompts = []
     for path in sorted(out.glob("pool_size=*/seed=*/prompts.jsonl.gz")):
         lines = gzip.decompress(path.read_bytes()).splitlines()
-        prompts += [json.loads(line)["prompt"] for line in lines]
+        texts = [json.loads(line)["prompt"] for line in lines]
+        prompts += [tokenizer(text, return_tensors="pt")["input_ids"] for text in texts]
     our_tokens = sum(
         json.loads(line)["output_token_count"]
         for path in out.glob("pool_size=*/seed=*/result/*/*/*_result.json")
@@ -232,7 +232,7 @@ def _generation(options: Options, scratch: Path, family: str, folder: Path) -> I
         f"generate, {family}, {QUESTIONS} questions, k = {POOL_SIZES}",
         ours,
         peer,
-        "questions/s",
+        "answers/s",
         "transformers generate() loop",
         more_is_better=True,
     )

@@ -309,7 +309,8 @@ def load_hf_model(
         ) from e
     except (OSError, ValueError, KeyError) as e:
         raise UserError(f"{named}: transformers cannot load it ({e})") from e
-    for name, stored, wanted in found["mismatched_keys"]:
+    if found["mismatched_keys"]:
+        name, stored, wanted = min(found["mismatched_keys"])  # a set: its order is chance
         raise UserError(
             f"{named}: its weights hold {name} of shape {list(stored)}, and its "
             f"config.json asks for {list(wanted)}; copy or make the folder again"

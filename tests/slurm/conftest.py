@@ -33,5 +33,9 @@ def cluster() -> Iterator[Cluster]:
 
 
 def _belongs(process: psutil.Process, folder: Path) -> bool:
-    alive = process.status() != psutil.STATUS_ZOMBIE
-    return alive and any(str(folder) in word for word in process.info["cmdline"] or [])
+    if not any(str(folder) in word for word in process.info["cmdline"] or []):
+        return False
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it ended between the two looks
+        return False

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from eval_bfcl import prefill
 from eval_bfcl.backend import Answer, Failure
 from eval_bfcl.prompting import Request
+from gatewright import processor
 from gatewright.errors import UserError
 from gatewright.models import load_hf_model
 
@@ -341,6 +342,8 @@ def load(folder: Path, dtype: str) -> Any:
         from gatewright.kernels import bind_transformers
 
         bind_transformers()
+    if dtype == "bfloat16":
+        processor.warn_of_slow_bf16("--dtype float32", "cuda" if cuda else "cpu")
     model: Any = load_hf_model(
         AutoModelForCausalLM, folder, config=config, dtype=dtype, trust_remote_code=False
     )

@@ -22,7 +22,7 @@ from typing import Any
 
 import tyro
 
-from gatewright import artifact, cli, config, launch, runlog
+from gatewright import artifact, cli, config, launch, processor, runlog
 from gatewright.errors import UserError
 from gatewright.megatron.config import (
     CheckpointConfig,
@@ -217,9 +217,11 @@ def main(args: Args) -> int:
     if main_process:
         open_run(args, resolved, inputs)
 
-    from gatewright.megatron import health, loop, signals
+    from gatewright.megatron import distributed, health, loop, signals
     from gatewright.megatron.data import Corpus
 
+    if main_process and resolved.train.dtype == "bf16":
+        processor.warn_of_slow_bf16("--train.dtype fp32", distributed.device().type)
     facts = corpus["extra"]
     files = Corpus.of_folder(args.data, facts["eod_id"], facts.get("blend"))
     outcome = loop.train(resolved, files, args.out, args.init_from)

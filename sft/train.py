@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gatewright import artifact, cli, launch
+from gatewright import artifact, cli, launch, processor
 from gatewright.config import split_recipe
 from gatewright.errors import UserError
 from sft import claims
@@ -368,6 +368,8 @@ def main(recipe: str, args: Args) -> int:
     device = use_device()
     with process_group(device), LeaveRequests() as requests:
         run = Run(args, recipe, inputs, device)
+        if run.rank == 0 and args.train.precision == "bf16":
+            processor.warn_of_slow_bf16("--train.precision fp32", device.type)
         try:
             last = run.loop(requests)
         except BadLoss as e:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gatewright import cli, launch
+from gatewright import cli, launch, processor
 from gatewright.errors import UserError
 
 State = Literal["ok", "absent", "broken"]
@@ -62,9 +62,7 @@ def package(part: str, name: str, change: str, *, needed: bool = False) -> Findi
 
 def machine() -> Finding:
     """CPU, memory and the instruction sets that matter to the kernels."""
-    from gatewright.kernels.native import build
-
-    features = build.cpu_features()
+    features = processor.features()
     words = set(features.split())
     model = next(
         (x.split(":", 1)[1].strip() for x in features.splitlines() if x.startswith("model name")),
@@ -73,7 +71,8 @@ def machine() -> Finding:
     sets = [s for s in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if s in words]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     found = f"{model}, {os.cpu_count()} cores, {memory:.0f} GB, {' '.join(sets) or 'no AVX2'}"
-    return Finding("machine", "ok", found)
+    slow = "bf16 products run in scalar loops without AVX-512: train in fp32 on this CPU"
+    return Finding("machine", "ok", found, slow if processor.bf16_is_slow() else "")
 
 
 def torch_build() -> Finding:

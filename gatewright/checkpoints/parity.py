@@ -14,7 +14,7 @@ from gatewright.checkpoints.models_on_disk import dt_limit
 from gatewright.checkpoints.storage import Checkpoint
 from gatewright.checkpoints.views import hf_views
 from gatewright.errors import UserError
-from gatewright.models import ModelConfig, hf_config
+from gatewright.models import ModelConfig, hf_config, load_hf_model
 
 TOLERANCE = 1e-4
 """Largest difference of a logit, relative to the largest logit where that exceeds 1."""
@@ -99,7 +99,9 @@ def _transformers_logits(checkpoint: Checkpoint, model: ModelConfig) -> Any:
     from gatewright.checkpoints.torch_dist_writer import as_torch
 
     if checkpoint.format == "huggingface":
-        built = AutoModelForCausalLM.from_pretrained(checkpoint.root, dtype=torch.float32)
+        built = load_hf_model(
+            AutoModelForCausalLM, checkpoint.root, named=str(checkpoint.root), dtype=torch.float32
+        )
     else:
         config, limit = hf_config(model), dt_limit(checkpoint)
         if limit is not None:

@@ -94,3 +94,19 @@ def make_pools(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def pools_1_4(make_pools: Callable[..., Path]) -> Path:
     return make_pools(split="simple_python", retriever="bm25", pool_sizes="1,4")
+
+
+@pytest.fixture(scope="session")
+def scores(make_pools: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    from tests.eval_bfcl import five_models
+
+    return five_models.write_scores(tmp_path_factory.mktemp("scores"), make_pools)
+
+
+@pytest.fixture(scope="session")
+def made(scores: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from eval_bfcl import report
+
+    out = tmp_path_factory.mktemp("report") / "report"
+    report.main(report.Args(scores=tuple(scores), out=out, note="A test <b>note</b>."))
+    return out

@@ -14,10 +14,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
-import functools
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+from gatewright import processor
 
 _FOLDER = Path(__file__).parent
 _SOURCES = (
@@ -58,18 +58,6 @@ def compiler() -> str | None:
     return None
 
 
-@functools.cache
-def cpu_features() -> str:
-    """Return the CPU's model and instruction set flags, as the kernel reports them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    wanted = ("model name", "flags", "Features")
-    lines = {line.split(":", 1)[0].strip(): line for line in text.splitlines() if ":" in line}
-    return "\n".join(lines[key] for key in wanted if key in lines)
-
-
 def _key(cxx: str) -> str:
     digest = hashlib.sha256()
     for name in (*_SOURCES, *_HEADERS):
@@ -77,7 +65,7 @@ def _key(cxx: str) -> str:
     version = subprocess.run(
         [cxx, "--version"], capture_output=True, text=True, timeout=30, check=False
     ).stdout
-    for part in (" ".join(_FLAGS), cxx, version, cpu_features(), torch.__version__):
+    for part in (" ".join(_FLAGS), cxx, version, processor.features(), torch.__version__):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:20]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gatewright import processor
 from gatewright.errors import UserError
 from gatewright.kernels import active_backend, backend
 from gatewright.kernels.native import build
@@ -108,7 +109,7 @@ def test_the_cache_key_follows_sources_flags_and_machine(monkeypatch: pytest.Mon
     assert cxx is not None
     key = build._key(cxx)
     assert key == build._key(cxx)
-    monkeypatch.setattr(build, "cpu_features", lambda: "another machine")
+    monkeypatch.setattr(processor, "features", lambda: "another machine")
     other = build._key(cxx)
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-g"))
     assert len({key, other, build._key(cxx)}) == 3

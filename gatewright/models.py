@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -309,6 +310,14 @@ def load_hf_model(
         ) from e
     except (OSError, ValueError, KeyError) as e:
         raise UserError(f"{named}: transformers cannot load it ({e})") from e
+    except (EOFError, RuntimeError, AttributeError, pickle.UnpicklingError) as e:
+        pickled = sorted(folder.glob("*.bin"))
+        if not pickled:
+            raise
+        raise UserError(
+            f"{named}: {pickled[0].name} holds no plain dictionary of tensors; copy the folder "
+            "again, or save the model as safetensors"
+        ) from e
     if found["mismatched_keys"]:
         name, stored, wanted = min(found["mismatched_keys"])  # a set: its order is chance
         raise UserError(

@@ -1,4 +1,6 @@
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,3 +57,39 @@ def test_tied_embeddings_are_no_missing_weight(config: ModelConfig, tmp_path: Pa
         file.unlink()
     with pytest.raises(UserError, match=f"--model {tmp_path}: transformers cannot load it"):
         load_hf_model(AutoModelForCausalLM, tmp_path)
+
+
+class Code:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return pytest.fail, ("code of a checkpoint was run",)
+
+
+def damage(file: Path, how: str) -> None:
+    import torch
+
+    if how == "cut short":
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "text":
+        file.write_text("hello")
+    elif how == "code":
+        file.write_bytes(pickle.dumps(Code(), protocol=2))
+    else:
+        torch.save({"numbers": {"a": 1}, "a list": [1, 2]}[how], file)
+
+
+@pytest.mark.parametrize("how", ["cut short", "empty", "text", "code", "numbers", "a list"])
+def test_damaged_pickled_weights_are_one_line(how: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_config(hf_config(SMALL[0]))
+    model.config.save_pretrained(tmp_path)
+    weights = tmp_path / "pytorch_model.bin"
+    torch.save(model.state_dict(), weights)
+    assert load_hf_model(AutoModelForCausalLM, tmp_path)
+    damage(weights, how)
+    with pytest.raises(UserError, match=f"--model {tmp_path}: ") as refused:
+        load_hf_model(AutoModelForCausalLM, tmp_path)
+    assert "\n" not in str(refused.value)

@@ -285,3 +285,10 @@ def test_the_timer_names_bad_input(
     assert message in error
     assert error.count("\n") == 1
     assert torch.get_num_threads() == threads
+
+
+def test_a_run_without_flags_is_the_tables_arm(tmp_path: Path) -> None:
+    s5 = RunArgs(tmp_path, "rwkv7", conv=False, task="s5", length=8)
+    assert s5.arm() == arms.s5("rwkv7", False, 4)
+    mqar = RunArgs(tmp_path, "deltanet", pairs=8, steps=arms.FAST_STEPS)
+    assert mqar.arm() == arms.mqar("deltanet", True, 8)

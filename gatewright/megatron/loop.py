@@ -177,6 +177,7 @@ class Run:
             self._saver.close()
         elif dist.get_world_size() == 1:  # other processes may not be here to agree
             self._saver.finish(block=False)
+        _disconnect(self.model)
         self._bar.close()
         if self._log is not None:
             self._log.close()
@@ -312,6 +313,17 @@ def _connect(model: nn.Module, wrapped: nn.Module, optim: Any) -> None:
     model.config.grad_scale_func = optim.scale_loss
     model.config.no_sync_func = wrapped.no_sync
     model.config.finalize_model_grads_func = finalize_model_grads
+
+
+def _disconnect(model: nn.Module) -> None:
+    """Undo `_connect`, so that a run ends with its last user.
+
+    The optimizer's slices of weights hold autograd nodes, whose hooks hold the model.  Were the
+    optimizer reachable from it, that would be a cycle through C++, which Python's collector does
+    not see: the model would stay for the life of the process, and its gloo threads with it.
+    """
+    config = model.config
+    config.grad_scale_func = config.no_sync_func = config.finalize_model_grads_func = None
 
 
 def forward_step(batches: Iterator[data.Batch], model: nn.Module) -> tuple[Tensor, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ import multiprocessing.queues
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -241,6 +243,17 @@ def test_a_run_that_went_back_writes_its_own_checkpoints(
     assert checkpoints.latest(tmp_path) == tmp_path / "iter_0000010"
     assert not (tmp_path / "iter_0000010" / "of the first start").exists()
     assert [p.name for p in checkpoints.complete(tmp_path)] == ["iter_0000010"]
+
+
+def test_a_run_ends_with_its_last_user(corpus: data.Corpus, tmp_path: Path) -> None:
+    config = tiny.config("llama")
+    with distributed.processes(config.parallel) as data_parallel:
+        with loop.Run(config, corpus, tmp_path, data_parallel) as run:
+            run.update_weights(run.forward_backward())
+        model = weakref.ref(run.model)
+    del run
+    gc.collect()
+    assert model() is None  # else it stays, and its process groups' threads with it
 
 
 def test_asynchronous_saves_are_the_same_checkpoints(corpus: data.Corpus, tmp_path: Path) -> None:

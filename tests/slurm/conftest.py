@@ -11,8 +11,15 @@ import pytest
 from tests.slurm.loopback import SCRIPT, Cluster, missing
 
 
+@pytest.fixture
+def cluster(whole_cluster: Cluster) -> Iterator[Cluster]:
+    """The process's Slurm cluster; a test that fails leaves no jobs to those after it."""
+    yield whole_cluster
+    whole_cluster.call("scancel", "--user=root")
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def whole_cluster() -> Iterator[Cluster]:
     """A Slurm cluster of Debian's packages on loopback, one for each test process."""
     reason = missing()
     if reason:

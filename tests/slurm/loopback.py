@@ -41,7 +41,7 @@ class Cluster:
 
     def call(self, *argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            argv, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=90
+            argv, cwd=ROOT, env=self.env, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == code, f"{argv}\n{done.stdout}{done.stderr}"
         return done

@@ -106,7 +106,7 @@ def test_killed_and_out_of_time_the_demo_ends_as_if_nothing_had_happened(
     )
     undisturbed, killed, limited = runs = [tmp_path / n for n in ("run", "killed", "limited")]
     assert "14 jobs, 26 tasks" in cluster.submit(FILE, undisturbed, *flags(), site=site)
-    cluster.wait(lambda: finished(undisturbed, UPSTREAM), 300, undisturbed)
+    cluster.wait(lambda: finished(undisturbed, UPSTREAM), 600, undisturbed)
     for run in (killed, limited):
         begin_with_upstream(undisturbed, run)
     # Slurm looks at time limits twice a minute: it warns this job 60 to 90 seconds after its
@@ -117,7 +117,7 @@ def test_killed_and_out_of_time_the_demo_ends_as_if_nothing_had_happened(
     jobs = {run: {name: row["job"] for name, row in cluster.status(run).items()} for run in runs}
 
     struck = limited / "pretrain" / "mamba2"
-    cluster.wait(lambda: len(losses(struck)) >= 7, 300, limited)
+    cluster.wait(lambda: len(losses(struck)) >= 7, 600, limited)
     (held,) = processes("pretrain.train", struck)
     held.suspend()
 
@@ -138,13 +138,13 @@ def test_killed_and_out_of_time_the_demo_ends_as_if_nothing_had_happened(
             warned()
             return len(losses(killed / out)) >= 2
 
-        cluster.wait(begun, 300, killed)
+        cluster.wait(begun, 600, killed)
         for process in processes(module, killed / out):
             process.kill()
-    cluster.wait(warned, 150, limited)
+    cluster.wait(warned, 300, limited)
 
     for run in runs:
-        cluster.finish(run, 600)
+        cluster.finish(run, 1200)
         rows = cluster.status(run)
         assert {row["state"] for row in rows.values()} == {"finished"}, rows
         assert {n: row["job"] for n, row in rows.items()} == jobs[run]  # ids survive requeues

@@ -69,9 +69,9 @@ def test_torchrun_over_two_nodes_saves_requeues_and_the_chain_goes_on(
     cluster.submit(file, run)
     state, log = run / "two" / "state", run / "pipeline" / "logs" / "two-nodes.log"
     job = cluster.status(run)["two-nodes"]["job"]
-    cluster.wait(state.exists, 60, run)
+    cluster.wait(state.exists, 240, run)
     cluster.call("scancel", "--batch", "--signal=USR1", job)
-    cluster.finish(run, 300)
+    cluster.finish(run, 600)
     text = log.read_text()
     assert {row["state"] for row in cluster.status(run).values()} == {"finished"}, text
     for rank in range(2):
@@ -112,7 +112,7 @@ def test_cancel_saves_and_a_later_submission_takes_only_the_rest(
     )
     cluster.submit(file, run)
     log, state = run / "pipeline" / "logs" / "a.log", run / "a" / "state"
-    cluster.wait(lambda: log.exists() and "begins at 0" in log.read_text(), 60, run)
+    cluster.wait(lambda: log.exists() and "begins at 0" in log.read_text(), 240, run)
     assert "2 of them still in the queue" in cluster.submit(file, run)
     assert "is in the queue" in cluster.submit(file, run, "--from", "a", code=2)
     local = ["--local", "--run", run]
@@ -124,7 +124,7 @@ def test_cancel_saves_and_a_later_submission_takes_only_the_rest(
     assert saved > 0
     assert "nothing of it is in the queue" in cluster.module("slurm.cancel", run)
     assert "2 jobs, 2 tasks" in cluster.submit(file, run)
-    cluster.wait(lambda: f"begins at {saved}" in log.read_text(), 60, run)
+    cluster.wait(lambda: f"begins at {saved}" in log.read_text(), 240, run)
     cluster.module("slurm.cancel", run, "--now")
 
 
@@ -154,12 +154,12 @@ def test_a_job_whose_node_fails_goes_on_elsewhere(cluster: Cluster, tmp_path: Pa
         'resumes = true\n[step.b]\ncommand = "cp -r {a} {out}"\nneeds = ["a"]\nout = "b"\n'
     )
     cluster.submit(file, run)
-    cluster.wait((run / "a" / "state").exists, 60, run)
+    cluster.wait((run / "a" / "state").exists, 240, run)
     job = cluster.status(run)["a"]["job"]
     node = cluster.call("squeue", "-h", "-j", job, "-o", "%N").stdout.strip()
     cluster.kill_node(node, run)
     try:
-        cluster.finish(run, 300)
+        cluster.finish(run, 600)
     finally:
         cluster.start_node(node)
     rows = cluster.status(run)
@@ -179,7 +179,7 @@ def test_bad_input_is_final_and_stops_what_follows(cluster: Cluster, tmp_path: P
         '[step.b]\ncommand = "true {a}"\nneeds = ["a"]\nout = "b"\n'
     )
     cluster.submit(file, run)
-    cluster.finish(run, 60)
+    cluster.finish(run, 240)
     rows = cluster.status(run)
     assert (rows["a"]["state"], rows["a"]["why"]) == ("failed", "exit code 2")
     assert any("error: --corpus /none" in line for line in rows["a"]["tail"])
@@ -198,13 +198,13 @@ def test_a_step_that_cannot_resume_fails_and_says_so(cluster: Cluster, tmp_path:
     cluster.submit(file, run)
     log = run / "pipeline" / "logs" / "a.log"
     job = cluster.status(run)["a"]["job"]
-    cluster.wait(lambda: pids_of("sleep", "300.25"), 60, run)
+    cluster.wait(lambda: pids_of("sleep", "300.25"), 240, run)
     assert cluster.status(run)["a"]["state"] == "running"
     cluster.call("scancel", "--batch", "--signal=USR1", job)
-    cluster.wait(lambda: "cannot resume" in log.read_text(), 20, run)
+    cluster.wait(lambda: "cannot resume" in log.read_text(), 120, run)
     for pid in pids_of("sleep", "300.25"):
         os.kill(pid, signal.SIGTERM)
-    cluster.finish(run, 60)
+    cluster.finish(run, 240)
     rows = cluster.status(run)
     assert (rows["a"]["state"], rows["a"]["why"]) == ("failed", "exit code 143")
     assert rows["b"]["state"] == "cancelled"

@@ -105,7 +105,7 @@ def losses(out: Path) -> list[float]:
     return [row["loss"] for row in metrics(out)]
 
 
-def launch(processes: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 600) -> Any:
+def launch(processes: int, cases: list[dict[str, Any]], folder: Path, timeout: float = 1800) -> Any:
     """Run `worker.py` on several processes; returns what each case returned on rank 0."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cases.json").write_text(json.dumps(cases))

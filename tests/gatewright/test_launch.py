@@ -39,6 +39,6 @@ def test_retune_starts_the_program_again_once() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     ).stdout
     assert out.splitlines() == ["start", "start", "tuned ['x y', '--z']"]

@@ -63,13 +63,13 @@ def start(
 
 
 def finish(process: subprocess.Popen[str], code: int = 0) -> str:
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     assert process.returncode == code, err[-4000:]
     return out if code == 0 else out + err
 
 
 def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 250
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
         metrics = out / "metrics.jsonl"
         if metrics.exists() and metrics.read_text().count("\n") >= step:

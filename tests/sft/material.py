@@ -159,6 +159,6 @@ def python_m(
         env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1", **env},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )

@@ -147,7 +147,7 @@ def kill_at_random(command: list[str], out: Path, chance: random.Random, env: di
             os.killpg(process.pid, signal.SIGKILL)
             break
         time.sleep(0.005)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     return process.returncode == -signal.SIGKILL and not (out / artifact.MANIFEST).exists()
 
 
@@ -201,7 +201,7 @@ def test_asked_to_leave_it_saves_and_goes_on_as_if_nothing_had_happened(
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGUSR1)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 75
     assert "(SIGUSR1), saved in" in said
     done = len(losses(out))

@@ -177,7 +177,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"},
         check=True,
-        timeout=240,
+        timeout=900,
         capture_output=True,
     )
     one, two = rows(tmp_path / "one")[0], rows(tmp_path / "two")[0]

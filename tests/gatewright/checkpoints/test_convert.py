@@ -239,7 +239,7 @@ def test_any_layout_loads_and_is_read_back_byte_for_byte(
             *("--master-addr", "127.0.0.1", "--master-port", str(port)),
             *(str(script), json.dumps(cases)),
         ],
-        timeout=240,
+        timeout=900,
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

@@ -58,7 +58,7 @@ def run(*command: str | Path) -> str:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=300,
+        timeout=900,
         env={
             **os.environ,
             **{"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

@@ -79,7 +79,7 @@ class Page:
 
     def open(self, path: Path) -> None:
         self.send("Page.navigate", {"url": path.resolve().as_uri()})
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self.run("document.body && document.body.dataset.ready") != "yes":
             assert time.monotonic() < deadline, "the page did not become ready"
             time.sleep(0.05)

@@ -136,7 +136,7 @@ def test_processes_do_not_wait_for_one_that_could_not_convert(
     arguments = [*command(inputs, tmp_path / "run", whole_model), "--init-from", str(hf)]
     started = time.monotonic()
     printed = finish(start(arguments, TORCHRUN), code=1)  # torchrun's own code for a failure
-    assert time.monotonic() - started < 100  # gloo would wait for ten minutes
+    assert time.monotonic() - started < 300  # gloo would wait for ten minutes
     assert printed.count(f"error: --init-from {hf}: ") == 2
     assert missing in printed
 

@@ -140,7 +140,7 @@ def kill_at_random(command: list[str], out: Path, chance: random.Random, env: di
     metrics = out / "metrics.jsonl"
     before = len(list(read_metrics(metrics))) if metrics.exists() else 0
     wanted = before + chance.randint(1, 3)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while process.poll() is None and time.monotonic() < deadline:
         if metrics.exists() and len(list(read_metrics(metrics))) >= wanted:
             time.sleep(chance.random() * 0.05)  # anywhere inside a step or a save
@@ -197,7 +197,7 @@ def test_asked_to_leave_it_saves_and_goes_on_as_if_nothing_had_happened(
     env = {**os.environ, "OMP_NUM_THREADS": "1", "GATEWRIGHT_QUIET": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
     metrics = out / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGUSR1)

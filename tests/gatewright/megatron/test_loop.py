@@ -275,7 +275,7 @@ class Stop(Exception):
 
 
 def wait_for_the_writer() -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while multiprocessing.active_children():
         assert time.monotonic() < deadline
         time.sleep(0.01)
